@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from fastroof.checks import is_number, is_whole_number, shown, unknown_word
+from fastroof.checks import is_number, is_whole_number, one_line, shown, unknown_word
 from fastroof.errors import FastroofError
 from fastroof.file_access import read_bytes
 
@@ -31,6 +31,12 @@ MOST_TOML_BYTES: Final = 4 * 2**20
 MOST_JSON_BYTES: Final = 64 * 2**20
 """Maximum size of a JSON document, unless the caller sets another."""
 
+MOST_YAML_BYTES: Final = 16 * 2**20
+"""Maximum size of a YAML document."""
+
+MOST_DIGITS: Final = 100
+"""Maximum length of a number in YAML."""
+
 MOST_SIZE: Final = 2**40
 """Maximum whole number of a table's key, unless the caller sets another."""
 
@@ -40,6 +46,7 @@ MOST_PROBLEMS: Final = 20
 MOST_NESTING: Final = 64
 """Maximum nesting of lists and tables, and maximum number of parts of a dotted key."""
 
+_DIGITS: Final = re.compile(r"[-+0-9_:.]+")
 _WORD: Final = r"""(?:[A-Za-z0-9_-]++|"[^"\n]*+"|'[^'\n]*+')"""
 _KEY: Final = re.compile(rf"\s*(\[{{0,2}})[ \t]*+({_WORD}(?:[ \t]*+\.[ \t]*+{_WORD})*+)")
 _TOKEN: Final = re.compile(
@@ -99,6 +106,31 @@ def parse_json(
     if not _is_flat(text):
         _check_values(value, what, error, has_any_integer=True)
     return value
+
+
+def parse_yaml(
+    content: str, what: str, error: type[FastroofError] = FastroofError, *, most_bytes: int = MOST_YAML_BYTES
+) -> list[Any]:
+    """Parse the documents of a YAML file."""
+    import yaml
+
+    text = _text(content, what, error, most_bytes, "YAML")
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth = aliases = merges = 0
+    try:
+        # the loaders recurse, copy what is merged each time, and multiply out numbers such as 1:30:00
+        for event in yaml.parse(text, loader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            aliases += isinstance(event, yaml.AliasEvent)
+            is_plain = isinstance(event, yaml.ScalarEvent) and not event.style
+            merges += is_plain and event.value == "<<"
+            if depth > MOST_NESTING or (merges and aliases > MOST_NESTING // 2):
+                raise ValueError(f"more than {MOST_NESTING} nested lists and tables, or merged ones")
+            if is_plain and len(event.value) > MOST_DIGITS and _DIGITS.fullmatch(event.value):
+                raise ValueError(f"a number of more than {MOST_DIGITS} digits")
+        return list(yaml.load_all(text, loader))
+    except (yaml.YAMLError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as wrong:
+        raise error(f"{what} is not YAML: {one_line(wrong)}") from None
 
 
 def read_toml(path: Path, error: type[FastroofError], what: str | None = None) -> dict[str, Any]:

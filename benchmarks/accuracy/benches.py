@@ -30,6 +30,7 @@ from fastroof.evidence.predictions import Plans, predict_row
 from fastroof.evidence.rows import ServedModel
 from fastroof.evidence.validation import (
     INDEPENDENT,
+    LEVELS,
     Skipped,
     is_taken,
     kernels_ms,
@@ -178,17 +179,9 @@ def _times_on(
         yield way, [*times, *others]
 
 
-def _served_by_kernels(row: ServedModel) -> EngineProfile:
-    return profile_of_served(row).kernels_alone()
-
-
-def _served_unseen(row: ServedModel) -> EngineProfile:
-    return profile_of_served(row).without_bench(row.dataset)
-
-
 _SERVED: Final[Mapping[str, Callable[[ServedModel], EngineProfile]]] = {
-    KERNELS: _served_by_kernels,
-    UNSEEN: _served_unseen,
+    KERNELS: lambda row: profile_of_served(row).kernels_alone(),
+    UNSEEN: lambda row: profile_of_served(row).without_bench(row.dataset),
 }
 """Profiles of independent runs by way, of :func:`profile_of_served` in others."""
 
@@ -240,22 +233,31 @@ def new_group_factor(groups: int) -> float:
     return min((z + more) / z * math.sqrt(1.0 + 1.0 / groups), MOST_FACTOR)
 
 
+def scaled_errors(errors: Sequence[BenchError]) -> Iterator[tuple[BenchError, float]]:
+    """Yield by how many standard errors of the other benches each run is slower than predicted."""
+    for bench in dict.fromkeys(one.bench for one in errors):
+        others = [one for one in errors if one.bench != bench]
+        stated: dict[tuple[str, str], float] = {}
+        for one in errors if others else ():
+            if one.bench == bench:
+                key = one.profile, one.protocol
+                stated[key] = stated.get(key) or error_of(others, *key)
+                yield one, -one.ln_error / stated[key]
+
+
 def held_shares(errors: Sequence[BenchError]) -> dict[tuple[str, str], float]:
     """Return the share of each bench's runs in intervals made of the other benches, by bench and protocol."""
     held: dict[tuple[str, str], list[bool]] = {}
-    for bench in dict.fromkeys(one.bench for one in errors):
-        others = [one for one in errors if one.bench != bench]
-        if not others:
-            continue
-        limits: dict[tuple[str, str], float] = {}
-        for one in errors:
-            if one.bench != bench:
-                continue
-            key = one.profile, one.protocol
-            if key not in limits:
-                limits[key] = error_of(others, *key) * NORMAL_80
-            held.setdefault((bench, one.protocol), []).append(abs(one.ln_error) <= limits[key])
+    for one, scaled in scaled_errors(errors):
+        held.setdefault((one.bench, one.protocol), []).append(abs(scaled) <= NORMAL_80)
     return {key: float(np.mean(inside)) for key, inside in held.items()}
+
+
+def residuals(errors: Sequence[BenchError]) -> list[float]:
+    """Return scaled errors at :data:`LEVELS`, each group weighted alike: those of ``evidence.validation``."""
+    found = sorted(scaled_errors(errors), key=lambda pair: pair[1])
+    reached = np.cumsum(_weights([one for one, _ in found]))
+    return [found[at][1] for at in np.searchsorted(reached, np.array(LEVELS) * reached[-1])]
 
 
 class Summary(NamedTuple):
@@ -301,9 +303,7 @@ def table(found: BenchTimes) -> list[str]:
     for name, benches in parts.items():
         tpot = {way: summary_of(found.of(way, "tpot", benches)) for way in (KERNELS, FITTED, UNSEEN)}
         ttft, rate = (summary_of(found.of(UNSEEN, quantity, benches)) for quantity in ("ttft", "throughput"))
-        inside = [
-            share for (bench, protocol), share in held.items() if bench in benches and protocol != WAITS
-        ]
+        inside = [share for (bench, of), share in held.items() if bench in benches and of != WAITS]
         share = float(np.mean(inside)) if inside else math.nan
         cells = (
             name, f"{max(tpot[UNSEEN].runs, rate.runs)}", *(_percent(tpot[way].mape) for way in tpot),
@@ -319,16 +319,8 @@ def unfitted_table(found: BenchTimes) -> list[str]:
     """Return the errors of the benches that nothing is fitted to, by protocol, as lines of Markdown."""
     names = ("tpot", "ttft", "throughput", RUNNING)
     columns = (
-        "protocol",
-        "benches",
-        "runs",
-        "TPOT",
-        "bias",
-        "TTFT",
-        "median",
-        "output tokens/s",
-        "running, bias",
-    )
+        "protocol", "benches", "runs", "TPOT", "bias", "TTFT", "median", "output tokens/s", "running, bias",
+    )  # fmt: skip
     lines = [f"| {' | '.join(columns)} |", f"|---|{'---:|' * (len(columns) - 1)}"]
     kinds = (*KINDS_OF_TABLE, ADMISSION_LIMITED)
     times = {name: found.of(UNSEEN, name, found.others, kinds) for name in names}
@@ -375,8 +367,9 @@ def main(
             words = ", ".join(f"{name} {error:.3f}" for name, error in stated.items())
             inside = [share for (_, of), share in held.items() if of == protocol]
             print(f"{protocol}: {words}; {len(inside)} benches, {np.mean(inside):.0%}")
-        weighed = float(np.mean([*held.values()]))
-        print(f"all, each bench and protocol weighted alike: {weighed:.0%}")
+        print(f"all, each bench and protocol weighted alike: {np.mean([*held.values()]):.0%}")
+        words = ", ".join(f"{by:.2f}" for by in residuals(errors))
+        print(f"standard errors by which 5, 10, 20 .. 90, 95 % of runs are at most slower: {words}")
     print("\n| worst groups | runs | TPOT | bias |\n|---|---:|---:|---:|")
     for name, one in worst_groups(found):
         print(f"| {name} | {one.runs} | {_percent(one.mape)} | {_percent(one.bias, sign=True)} |")

@@ -29,7 +29,8 @@ Runs = Annotated[
         "--runs",
         metavar="PATH",
         help="File of a load generator, or a folder of such files; repeatable: vllm bench serve, "
-        "sglang.bench_serving, aiperf, genai-perf, guidellm, inference-perf, InferenceX.",
+        "sglang.bench_serving, aiperf, genai-perf, guidellm, inference-perf, InferenceX, or the table that a "
+        "benchmark printed (- for standard input).",
     ),
 ]
 Steps = Annotated[
@@ -43,8 +44,8 @@ EngineArgs = Annotated[
     Path | None,
     typer.Option(
         help="With --runs or --steps: how the engine was started: its command line or log in a .txt, or its "
-        "flags (vLLM's --config), Compose or Kubernetes file in a .json, .toml or .yaml.  [default: "
-        "engine_args.* in each run's folder]"
+        "flags (vLLM's --config), Compose file or manifest in a .json, .toml or .yaml.  [default: "
+        "engine_args.* or start.sh in each run's folder]"
     ),
 ]
 EngineVersion = Annotated[
@@ -106,7 +107,7 @@ def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str,
                 "concurrency": row.concurrency,
                 "tpot_ms": row.tpot_ms,
                 "drafts": None if row.speculation is None else str(row.speculation),
-                "left_out": row.left_out,
+                "left_out": row.not_fitted,
             }
             for row in own.rows
         ],

@@ -20,11 +20,25 @@ from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.named_plans import DRAFTS
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import attribute, counted, print_json, print_line, print_records
-from fastroof.cli.own_runs import EngineArgs, EngineVersion, OwnModel, Runs, Steps, own_runs_of
+from fastroof.cli.own_runs import (
+    MOST_NAMED,
+    EngineArgs,
+    EngineVersion,
+    OwnModel,
+    Runs,
+    Steps,
+    own_runs_of,
+)
 from fastroof.command_group import GroupValues, taking, warn
 
 if TYPE_CHECKING:
-    from fastroof.evidence.prediction_errors import ErrorGroup, PredictedTime, Validation
+    from fastroof.evidence.prediction_errors import (
+        ComparedRun,
+        ErrorGroup,
+        PredictedTime,
+        RunFigure,
+        Validation,
+    )
     from fastroof.evidence.steps.measured_steps import MeasuredStep
 
 EPILOG: Final = """\b
@@ -42,6 +56,9 @@ run's file, or from --num-draft-tokens, --accepted and --draft.
 Without --runs and --steps it judges the shipped profiles by the runs that they were fitted to. That needs a
 checkout of fastroof and takes other options: python -m benchmarks.accuracy judge --help.
 
+Each run's means are printed next to their predictions and the range of 8 in 10 public runs that no cost was
+fitted to; requests in flight (running) are the rate times the mean latency.
+
 Errors are relative to the measured time; bias is their signed mean. tpot: time per output token; ttft: time
 to first token; decode, prefill, mixed, unequal: single steps, decode also of one client.
 
@@ -49,7 +66,9 @@ to first token; decode, prefill, mixed, unequal: single steps, decode also of on
 JSON: version, gpu, tables_hash, engine,
 groups: one object per data set and quantity [dataset, quantity, by, fitted, rows, mape, median, p90, bias,
 aic_rows, aic_mape, aic_bias, kind, all errors as fractions], left_out [source, reason, rows,
-quantity: empty if it is the whole row], compared (what was timed of the steps of each data set).
+quantity: empty if it is the whole row], runs [run, verdict, ttft, tpot, tokens_per_s, running: measured,
+predicted, low, high, slower_than (share of such engines)], compared (what was timed of the steps of each
+data set).
 """
 
 
@@ -126,10 +145,11 @@ def validate(
     groups = report.errors(columns_of(by))
     write_extras(report, csv_path, plot)
     if as_json:
-        print_json(document(report, groups) | {"compared": compared(own.steps)})
+        print_json(document(report, groups) | {"runs": of_runs(report), "compared": compared(own.steps)})
     else:
         count = counted(len(report.rows), "prediction")
         print_line(f"{report.gpu}, {count}, engine {report.engine}\n")
+        print_runs(report.runs)
         print_groups(groups)
         for dataset, words in compared(own.steps).items():
             print_line(f"\n{dataset}: {words}")
@@ -141,6 +161,20 @@ def compared(steps: Sequence[MeasuredStep]) -> dict[str, str]:
     from fastroof.evidence.steps.measured_steps import TIMED_WORDS
 
     return {step.dataset: TIMED_WORDS[step.timed] for step in steps}
+
+
+def of_runs(report: Validation) -> list[dict[str, Any]]:
+    """Return the figures and the verdict of each run for JSON."""
+    from fastroof.evidence.prediction_errors import verdicts
+
+    return [
+        {
+            "run": run.run,
+            "verdict": next(iter(verdicts([run]))),
+            **{one.quantity: dict(zip(one._fields[1:], one[1:], strict=True)) for one in run.figures},
+        }
+        for run in report.runs
+    ]
 
 
 def columns_of(by: str) -> list[str]:
@@ -191,6 +225,38 @@ def _cell(value: Any) -> Any:
     if isinstance(value, str):
         return guarded(value)
     return "" if isinstance(value, float) and math.isnan(value) else value
+
+
+FIGURES: Final = {"ttft": "TTFT ms", "tpot": "TPOT ms", "tokens_per_s": "tokens/s", "running": "running"}
+
+
+def print_runs(runs: Sequence[ComparedRun]) -> None:
+    """Print the figures of runs next to their predictions, then the verdicts."""
+    from fastroof.evidence.own_runs import few
+    from fastroof.evidence.prediction_errors import verdicts
+
+    if not runs:
+        return
+    columns: dict[str, Callable[[tuple[ComparedRun, RunFigure]], str]] = {
+        "run": lambda one: one[0].run if one[1] is one[0].figures[0] else "",
+        "mean": lambda one: FIGURES[one[1].quantity],
+        "measured": lambda one: f"{one[1].measured:,.4g}",
+        "predicted": lambda one: f"{one[1].predicted:,.4g}",
+        "8 in 10 such runs": lambda one: _bounds(one[1]),
+    }
+    shown = runs[:MOST_NAMED]
+    print_records([(run, one) for run in shown for one in run.figures], columns, left=("run", "mean"))
+    print_line()
+    for words, names in verdicts(runs).items():
+        print_line(f"{few(names)}: {words}")
+    if len(runs) > MOST_NAMED:
+        print_line(f"the other {len(runs) - MOST_NAMED} runs are in --json")
+    print_line()
+
+
+def _bounds(one: RunFigure) -> str:
+    is_known = not math.isnan(one.low) and one.low < one.high
+    return f"{one.low:,.4g} to {one.high:,.4g}" if is_known else ""
 
 
 def print_groups(groups: Sequence[ErrorGroup]) -> None:

@@ -15,7 +15,14 @@ from fastroof.engines.scheduling import PAUSES
 from fastroof.errors import ModelError, TableError
 from fastroof.evidence.engine_files import engine_by_flags, settings_of_file
 from fastroof.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, names_of, spelled
-from fastroof.evidence.speculative_flags import NO_DRAFT, DraftFlags, draft_flags, parse_draft, split_drafts
+from fastroof.evidence.speculative_flags import (
+    NO_DRAFT,
+    SYNTHETIC,
+    DraftFlags,
+    draft_flags,
+    parse_draft,
+    split_drafts,
+)
 from fastroof.models import Layout, ModelSpec, load_model
 from fastroof.models.execution import DTYPES
 
@@ -41,7 +48,8 @@ class EngineArguments:
     """The start arguments of one engine; its version is empty if unknown.
 
     ``model`` is the name or path for :func:`fastroof.load_model` of the given ``checkpoint``; ``profile`` is
-    that of the version, with the given schedule. ``accepted`` is an acceptance length as
+    that of the version, with the given schedule. ``changing`` are flags that change steps, not modelled.
+    ``accepted`` is an acceptance length as
     :class:`fastroof.SpeculativeDecoding` takes it.
     """
 
@@ -56,6 +64,7 @@ class EngineArguments:
     layout: Layout
     profile: EngineProfile
     warnings: tuple[str, ...] = ()
+    changing: tuple[str, ...] = ()
     drafts: DraftFlags | None = None
     accepted: float | tuple[float, ...] | str = ""
 
@@ -85,15 +94,21 @@ def read_engine_arguments(
     overlooked: list[str] = []
     warnings = []
     drafts: DraftFlags | None = None
+    places: Mapping[str, str] = {}
+    changing: tuple[str, ...] = ()
     if path is not None:
-        named, pairs = settings_of_file(Path(path))
+        named, pairs, places = settings_of_file(Path(path))
         named = named or str((given or {}).get("engine") or engine).lower()
         if not named and (named := engine_by_flags(pairs)):
             warnings.append(f"{where} does not name the engine: it is {named}, the only one with these flags")
         others, found = split_drafts(where, pairs)
+        if (known := ENGINE_FLAGS.get(named)) is not None:
+            changing = tuple(flag for flag, value in others if known.changes_steps(flag, value))
         drafts = draft_flags(where, named, found, str((given or {}).get("draft") or ""))
         if drafts is not None:
             settings["num_draft_tokens"] = (str(drafts.num_draft_tokens), where)
+            if (accepted := found.get(SYNTHETIC)) is not None:
+                settings["accepted"] = (accepted, f"{where}, {SYNTHETIC}")
         for flag, value in others:
             _settle(settings, *_meaning(where, named, flag, value, unknown, overlooked))
         if named:
@@ -108,13 +123,18 @@ def read_engine_arguments(
         if value is not None and name == "model" and "model" in settings:
             settings.setdefault("checkpoint", settings["model"])
             settings["model"] = (str(value), "the options")
+        elif value is not None and name == "gpu" and name in places and name in settings:
+            if str(value).lower() != settings[name][0].lower():
+                warnings.append(f"{where}: {places[name]} is {settings[name][0]}; {value} is used")
+            settings[name] = (str(value), "the options")
         elif value is not None:
             _settle(settings, name, str(value), "the options")
     if unknown:
         warnings.append(f"{where}: unknown flags, ignored: {', '.join(unknown)}")
     if overlooked:
         warnings.append(f"{where}: flags that may change steps but are not modelled: {', '.join(overlooked)}")
-    return _arguments(where, {name: value for name, (value, _) in settings.items()}, warnings, drafts)
+    found = {name: value for name, (value, _) in settings.items()}
+    return replace(_arguments(where, found, warnings, drafts, places), changing=changing)
 
 
 def _meaning(
@@ -157,13 +177,16 @@ def _settle(settings: dict[str, tuple[str, str]], name: str, value: str, place: 
 
 
 def _arguments(
-    where: str, found: Mapping[str, str], warnings: Sequence[str], drafts: DraftFlags | None
+    where: str,
+    found: Mapping[str, str],
+    warnings: Sequence[str],
+    drafts: DraftFlags | None,
+    places: Mapping[str, str],
 ) -> EngineArguments:
     for need, example in (("engine", "vllm"), ("gpu", "h100"), ("model", "llama-3.1-70b")):
         if not found.get(need):
-            raise TableError(
-                f"{where} does not name the {need}; add it to the file or give --{need} {example}"
-            )
+            add = f"add {places[need]}" if need in places else "add it to the file"
+            raise TableError(f"{where} does not name the {need}; {add} or give --{need} {example}")
     engine, version = found["engine"].lower(), found.get("version", "").removeprefix("v")
     if engine not in serving_engines():
         raise TableError(f"{where}: engine {engine!r} is unknown; valid are {', '.join(serving_engines())}")
@@ -194,6 +217,7 @@ def _arguments(
         layout,
         profile,
         (*warnings, *notes, *(() if drafts is None else drafts.notes)),
+        (),
         *_drafts(where, found, drafts),
     )
 

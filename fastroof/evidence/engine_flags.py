@@ -24,7 +24,8 @@ SETTINGS: Final = (
 class EngineFlags(NamedTuple):
     """The flags of an engine, by their effect; families are those that begin alike.
 
-    A setting or switch that is also not modelled is represented in part.
+    A setting or switch that is also not modelled is represented in part. ``changing`` are the beginnings of
+    those that are not modelled and change every step.
     """
 
     settings: Mapping[str, str]
@@ -33,6 +34,14 @@ class EngineFlags(NamedTuple):
     not_modelled: frozenset[str]
     silent_families: frozenset[str] = frozenset()
     families_not_modelled: frozenset[str] = frozenset()
+    changing: frozenset[str] = frozenset()
+
+    def changes_steps(self, flag: str, value: str | None) -> bool:
+        """Whether a flag changes steps in a way that is not modelled; sizes of 1 and zeros change nothing."""
+        name = spelled(flag)
+        least = ("1",) if name.endswith(("size", "cp")) else ()
+        is_off = (value or "").lower() in ("0", "0.0", "false", "none", "null", *least)
+        return name.startswith(tuple(self.changing)) and not is_off
 
     def knows(self, flag: str) -> bool:
         """Whether the engine has a flag."""

@@ -142,7 +142,7 @@ def fit_own_runs(
 
 def _taken(measured: OwnRuns) -> tuple[tuple[OwnRow, ...], tuple[MeasuredStep, ...], dict[str, str]]:
     """Return the runs and steps that a fit may use, and why others are left out."""
-    left_out = {row.row: row.left_out for row in measured.rows if row.left_out}
+    left_out = {row.row: row.not_fitted for row in measured.rows if row.not_fitted}
     steps: tuple[MeasuredStep, ...] = ()
     for step in measured.steps:
         if step.timed_together:

@@ -20,15 +20,26 @@ from fastroof.evidence.steps.step_files import OwnSteps, read_own_steps
 from fastroof.models import load_model
 from fastroof.plan.speculation import SpeculativeDecoding
 
-ARGS_FILES: Final = tuple(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml"))
-"""Files with the engine's arguments that are looked for in a run's folder."""
+ARGS_FILES: Final = (
+    *(f"engine_args{suffix}" for suffix in (".txt", ".json", ".toml", ".yaml", ".yml")),
+    "start.sh",
+)
+"""Files with the engine's arguments that are looked for in a run's folder, the last by ``best --save``."""
 
 
 @dataclass(frozen=True)
 class OwnRow(ServingRow):
-    """A row of a user's engine, with its schedule at start."""
+    """A row of a user's engine, with its schedule at start and the run that its load generator wrote."""
 
     own_profile: EngineProfile | None = None
+    run: GeneratorRun | None = None
+    changing: tuple[str, ...] = ()
+
+    @property
+    def not_fitted(self) -> str:
+        """Return why no fit should use it; empty if one may."""
+        changed = ", ".join(self.changing)
+        return self.left_out or (f"{changed} changes its steps and is not modelled" if changed else "")
 
     @property
     def engine_profile(self) -> EngineProfile:
@@ -55,7 +66,7 @@ class OwnRuns:
     @property
     def taken(self) -> tuple[OwnRow, ...]:
         """Return the rows that a fit may use."""
-        return tuple(row for row in self.rows if not row.left_out)
+        return tuple(row for row in self.rows if not row.not_fitted)
 
 
 def read_own_runs(
@@ -77,7 +88,7 @@ def read_own_runs(
     engines: dict[Path | None, EngineArguments] = {}
     warnings: list[str] = []
     if found.others:
-        warnings.append(f"files that are not runs: {_few(found.others)}")
+        warnings.append(f"files that are not runs: {few(found.others)}")
     rows = []
     for run in found.runs:
         path = (
@@ -93,17 +104,21 @@ def read_own_runs(
         started.append(steps_read.engine)
     for arguments in started:
         warnings += arguments.warnings
+        if arguments.changing:
+            listed = ", ".join(arguments.changing)
+            warnings.append(f"no fit takes runs with {listed}: it changes steps and is not modelled")
     warnings += steps_read.notes
     unspread = [run.name for run in found.runs if math.isnan(run.length_spread) and not run.refused]
     if unspread:
-        warnings.append(f"lengths are assumed to be equal, since the file has no spread: {_few(unspread)}")
+        warnings.append(f"lengths are assumed to be equal, since the file has no spread: {few(unspread)}")
     by_rate = sum("Little" in run.concurrency_from for run in found.runs)
     if by_rate:
         warnings.append(f"requests in flight are from Little's law, not from clients: {by_rate} runs")
     return OwnRuns(tuple(rows), tuple(started), tuple(dict.fromkeys(warnings)), steps_read.steps)
 
 
-def _few(names: Sequence[str]) -> str:
+def few(names: Sequence[str]) -> str:
+    """Return up to three names, and the number of all others."""
     listed = ", ".join(names[:3])
     return listed if len(names) <= 3 else f"{listed} and {len(names) - 3} more"
 
@@ -148,35 +163,19 @@ def _row(run: GeneratorRun, engine: EngineArguments) -> OwnRow:
     layout, drafts = engine.layout, engine.drafts
     speculation, unknown = _speculation(run, engine)
     is_model = drafts is not None and drafts.draft not in (MTP, NO_DRAFT)
+    same = ("gpu", "engine", "checkpoint", "model", "dtype", "kv_dtype", "kv_dtype_from", "changing")
+    figures = ("isl", "osl", "concurrency", "requests_per_client", "ttft_ms", "tpot_ms")
     return OwnRow(
         dataset="own",
         row=run.name,
-        gpu=engine.gpu,
-        engine=engine.engine,
+        **{name: getattr(engine, name) for name in same},
+        **{name: getattr(run, name) for name in figures},
+        **{size: getattr(layout, size) for size in ("tp", "pp", "dp", "ep")},
         engine_version=engine.version,
-        checkpoint=engine.checkpoint,
-        model=engine.model,
-        dtype=engine.dtype,
-        kv_dtype=engine.kv_dtype,
-        kv_dtype_from=engine.kv_dtype_from,
-        tp=layout.tp,
-        isl=run.isl,
-        osl=run.osl,
-        concurrency=run.concurrency,
-        length_factor=1.0,
-        prefix_tokens=0.0,
-        requests_per_client=run.requests_per_client,
-        frontend="",
-        ttft_ms=run.ttft_ms,
-        tpot_ms=run.tpot_ms,
-        aic_ttft_ms=math.nan,
-        aic_tpot_ms=math.nan,
         left_out=run.refused or unknown,
-        pp=layout.pp,
-        dp=layout.dp,
-        ep=layout.ep,
         length_spread=0.0 if math.isnan(run.length_spread) else run.length_spread,
         own_profile=engine.profile,
+        run=run,
         speculation=speculation,
         draft_model=drafts.draft if drafts is not None and is_model else "",
         draft_tp=layout.tp if drafts is None else drafts.tp or layout.tp,

@@ -59,6 +59,51 @@ class PredictedTime(NamedTuple):
         return self.aic_ms / self.measured_ms - 1.0
 
 
+class RunFigure(NamedTuple):
+    """A figure of a run next to its prediction, and the bounds of 8 in 10 such runs; nan if unknown.
+
+    ``slower_than`` is the share of such engines that are faster, from 0.05 to 0.95.
+    """
+
+    quantity: str
+    measured: float
+    predicted: float
+    low: float
+    high: float
+    slower_than: float = math.nan
+
+    @property
+    def ratio(self) -> float:
+        """Measured over predicted."""
+        return self.measured / self.predicted
+
+
+class ComparedRun(NamedTuple):
+    """The figures of a run next to their predictions, what follows from those in ``by``, and what to do."""
+
+    run: str
+    figures: tuple[RunFigure, ...]
+    finding: str
+    by: tuple[RunFigure, ...]
+    look_at: str = ""
+
+
+def verdicts(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
+    """Return a sentence for all runs with the same finding, and their names."""
+    alike: dict[tuple[Any, ...], list[ComparedRun]] = {}
+    for run in runs:
+        alike.setdefault((run.finding, run.look_at, *(one.quantity for one in run.by)), []).append(run)
+    found = {}
+    for (finding, look_at, *_), group in alike.items():
+        words = []
+        for figures in zip(*(run.by for run in group), strict=True):
+            ends = dict.fromkeys(f"{ratio(figure.ratio for figure in figures):.2f}" for ratio in (min, max))
+            words.append(f"{figures[0].quantity.upper()} {' to '.join(ends)}")
+        sentence = f"{finding}, {' and '.join(words)} times the prediction"
+        found[f"{sentence}: look at {look_at}" if look_at else sentence] = [run.run for run in group]
+    return found
+
+
 SHARED: Final = ("dataset", "engine", "engine_version", "model", "dtype", "kv_dtype", "tp", "gpu")
 """Fields that runs and steps have under the names of a predicted time."""
 
@@ -97,6 +142,7 @@ class Validation:
     rows: tuple[PredictedTime, ...]
     left_out: tuple[LeftOut, ...]
     unseen: bool = False
+    runs: tuple[ComparedRun, ...] = ()
 
     def errors(self, by: Sequence[str] = ()) -> tuple[ErrorGroup, ...]:
         """Summarise errors by data set, quantity and kind of run."""

@@ -116,13 +116,18 @@ class RowPrediction(NamedTuple):
 
 
 def estimate_row(
-    row: ServingRow, plan: StepPlan, speculation: SpeculativeDecoding | None = None
+    row: ServingRow,
+    plan: StepPlan,
+    speculation: SpeculativeDecoding | None = None,
+    *,
+    with_error: bool = False,
 ) -> ServingEstimate:
-    """Return the mean steps of a row's engine and what its clients see."""
+    """Return the mean steps of a row's engine and what its clients see; no error is known with drafts."""
     rounds = STEADY if math.isnan(row.requests_per_client) else row.requests_per_client
     return estimate(
         plan, row.mean_isl, row.mean_osl, row.concurrency,
         **row.schedule, requests_per_client=rounds, speculation=speculation,
+        with_error=with_error and speculation is None,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
@@ -80,14 +81,14 @@ class ServingRow(ServedModel):
     isl: float
     osl: float
     concurrency: float
-    length_factor: float
-    prefix_tokens: float
+    length_factor: float = 1.0
+    prefix_tokens: float = 0.0
     requests_per_client: float
-    frontend: str
+    frontend: str = ""
     ttft_ms: float
     tpot_ms: float
-    aic_ttft_ms: float
-    aic_tpot_ms: float
+    aic_ttft_ms: float = math.nan
+    aic_tpot_ms: float = math.nan
     architecture: str = ""
     bench: str = ""
     length_spread: float = 0.0

@@ -19,6 +19,9 @@ from fastroof.evidence.engine_flags import is_speculative, names_of, spelled
 NO_DRAFT: Final = "none"
 """Drafter that takes no time, such as n-grams."""
 
+SYNTHETIC: Final = "synthetic_acceptance_length"
+"""vLLM's mean tokens per step, the target's own included, of drafts that it accepts unseen."""
+
 Pairs = Sequence[tuple[str, str | None]]
 
 _OFF: Final = ("null", "none", "false")
@@ -29,7 +32,8 @@ _FREE: Final = ("ngram", "suffix")
 _KNOWN: Final = (
     "method", "algorithm", "decoding_type", "model", "draft_model_path", "model_dir", "num_steps",
     "eagle_topk", "num_draft_tokens", "num_speculative_tokens", "tokens", "num_nextn_predict_layers",
-    "max_draft_len", "draft_tensor_parallel_size", "adaptive",
+    "max_draft_len", "draft_tensor_parallel_size", "adaptive", "rejection_sample_method",
+    SYNTHETIC,
 )  # fmt: skip
 _MODELS: Final = ("draft_model", "drafttarget", "draft_target", "standalone")
 

@@ -15,12 +15,22 @@ from fastroof._version import __version__
 from fastroof.engines import EngineProfile, load_engine, serving_engines
 from fastroof.engines.values import holds_for, is_version
 from fastroof.errors import FastroofError, TableError
-from fastroof.evidence.prediction_errors import PredictedTime, Validation, predicted_time
-from fastroof.evidence.predictions import Plans, RowPrediction, predict_step_ms
+from fastroof.evidence.load_generators.runs import POISSON, GeneratorRun
+from fastroof.evidence.own_runs import OwnRow
+from fastroof.evidence.prediction_errors import (
+    ComparedRun,
+    PredictedTime,
+    RunFigure,
+    Validation,
+    predicted_time,
+)
+from fastroof.evidence.predictions import Plans, RowPrediction, estimate_row, predict_step_ms
 from fastroof.evidence.rows import ENGINE_CLOCK, LeftOut, ServingRow
 from fastroof.evidence.steps.measured_steps import STEPS_DATASET, MeasuredStep
+from fastroof.serving.estimate import LENGTH_SPREAD
+from fastroof.serving.serving_estimate import ServingEstimate
 from fastroof.tables import Tables
-from fastroof.units import US_PER_MS
+from fastroof.units import MS_PER_S, US_PER_MS
 
 SPECULATIVE, INDEPENDENT = "speculative", "independent"
 """Kinds of a user's own runs: faster than plain steps allow, and all others."""
@@ -37,11 +47,35 @@ WAITING: Final = 0.35
 MOST_RUNS: Final = 0.5
 """Share of a series, or of a GPU's data set, below :data:`FASTEST` from which all counts as speculative."""
 
+MOST_ROUNDS: Final = 40
+"""Estimates until the requests in flight at a rate are those of their own latency."""
+
+SETTLED: Final = 1e-3
+
+LEVELS: Final = (0.05, *(tenths / 10.0 for tenths in range(1, 10)), 0.95)
+RESIDUALS: Final = {
+    "tpot": (-1.00, -0.49, -0.23, -0.00, 0.20, 0.43, 0.68, 1.01, 1.49, 2.11, 2.95),
+    "ttft": (-1.35, -0.81, -0.30, -0.05, 0.08, 0.20, 0.31, 0.52, 0.94, 1.52, 2.09),
+}  # fmt: skip
+"""Stated standard errors by which a share of LEVELS of public runs is at most slower (in ln) than predicted.
+
+Each is predicted by costs that its bench was not fitted to, and groups weigh alike:
+``python -m benchmarks.accuracy benches``.
+"""
+
+LOOK_AT: Final = {
+    ("tpot",): "CUDA graphs, the attention backend, and clocks and other processes of the GPUs and the host",
+    ("ttft",): "the API server and its tokenizer, requests that arrive together, and the tokens of a step",
+    ("ttft", "tpot"): "clocks, power limits and other processes of the GPUs, the checkpoint's format and the "
+    "engine's version",
+}
+"""What makes an engine slow, by the times that are."""
+
 Skipped = Counter[tuple[str, ...]]
 
 
 def validate_own(
-    rows: Sequence[ServingRow],
+    rows: Sequence[OwnRow],
     steps: Sequence[MeasuredStep],
     tables: Tables,
     *,
@@ -65,14 +99,18 @@ def validate_own(
     fast = faster_than_kernels(here, [kernels_ms(row, plans) for row in here])
     tpot: list[PredictedTime] = []
     ttft: list[PredictedTime] = []
+    runs: list[ComparedRun] = []
     for row, reason in zip(here, fast, strict=True):
         profile = one or row.engine_profile
         kind = SPECULATIVE if reason else INDEPENDENT
         try:
-            predicted = plans.predict(row, profile)
+            seen = estimate_run(row, plans, profile)
         except FastroofError as error:
             skipped[row.dataset, str(error)] += 1
             continue
+        predicted = RowPrediction(seen.ttft_ms, seen.tpot_ms)
+        if row.run is not None:
+            runs.append(compared_run(row, row.run, seen, reason))
         tpot.append(tpot_of(row, profile, predicted, kind))
         if is_waiting(row):
             skipped[row.dataset, WAITS, "ttft"] += 1
@@ -85,7 +123,77 @@ def validate_own(
         str(engine) if one is None or isinstance(engine, str) else one.name,
         (*tpot, *ttft, *of_steps),
         counted(skipped),
+        runs=tuple(runs),
     )
+
+
+def estimate_run(row: OwnRow, plans: Plans, profile: EngineProfile) -> ServingEstimate:
+    """Estimate a run at its clients, or at its rate and the requests in flight of the estimated latency."""
+    plan, run = plans.get(row, profile), row.run
+    speculation = plans.speculation(row, plan)
+    if run is None or not run.has_rate or row.left_out:
+        return estimate_row(row, plan, speculation, with_error=True)
+    rate_per_ms, own = run.running / run.latency_s / MS_PER_S, float(run.arrivals == POISSON)
+    most = run.clients if run.clients >= 1.0 else math.inf
+    # requests of one length do not end together if they did not arrive together
+    at_rate = replace(row, length_spread=max(row.length_spread, LENGTH_SPREAD))
+    for _ in range(MOST_ROUNDS):
+        seen = estimate_row(at_rate, plan, speculation, with_error=True)
+        met = min(max(rate_per_ms * seen.request_latency_ms + own, 1.0), most)
+        if abs(met / at_rate.concurrency - 1.0) < SETTLED:
+            return seen
+        at_rate = replace(at_rate, concurrency=met)
+    raise TableError(f"at {rate_per_ms * MS_PER_S:.4g} requests/s its requests pile up, as predicted")
+
+
+def compared_run(row: OwnRow, run: GeneratorRun, seen: ServingEstimate, fast: str) -> ComparedRun:
+    """Put a run's figures next to their predictions; ``fast`` is why it cannot have run plain steps."""
+    times = [_figure(name, getattr(row, f"{name}_ms"), seen) for name in ("ttft", "tpot")]
+    # TTFT and TPOT of a slow engine are taken as slow together
+    predicted_s, low_s, high_s = (
+        (ttft_ms + tpot_ms * (run.osl - 1.0)) / MS_PER_S
+        for ttft_ms, tpot_ms in zip(times[0][2:5], times[1][2:5], strict=True)
+    )
+    if run.has_rate:
+        rate, sending_s = run.running / run.latency_s, run.duration_s - run.latency_s
+        tokens = [run.requests * run.osl / (sending_s + s) for s in (predicted_s, high_s, low_s)]
+        running = [rate * s for s in (predicted_s, low_s, high_s)]
+    else:
+        tokens = [row.concurrency * run.osl / s for s in (predicted_s, high_s, low_s)]
+        running = [row.concurrency] * 3
+    per_s = RunFigure("tokens_per_s", run.requests * run.osl / run.duration_s, *tokens)
+    figures = (*times, per_s, RunFigure("running", run.running, *running))
+    return ComparedRun(row.row, figures, *_finding(row, times, fast))
+
+
+def _figure(quantity: str, measured_ms: float, seen: ServingEstimate) -> RunFigure:
+    """Return a time with the bounds of 8 in 10 such runs, by the residuals of public runs."""
+    predicted_ms, error = getattr(seen, f"{quantity}_ms"), getattr(seen, f"{quantity}_relative_error")
+    if error is None or not measured_ms > 0.0 or not predicted_ms > 0.0:
+        return RunFigure(quantity, measured_ms, predicted_ms, math.nan, math.nan)
+    residuals = RESIDUALS[quantity]
+    low_ms, high_ms = (predicted_ms * math.exp(residuals[LEVELS.index(at)] * error) for at in (0.1, 0.9))
+    slower_than = float(np.interp(math.log(measured_ms / predicted_ms) / error, residuals, LEVELS))
+    return RunFigure(quantity, measured_ms, predicted_ms, low_ms, high_ms, slower_than)
+
+
+def _finding(row: OwnRow, times: Sequence[RunFigure], fast: str) -> tuple[str, tuple[RunFigure, ...], str]:
+    """Return how a run compares with 8 in 10 such runs of its engine, by which times, and what to look at."""
+    judged = [one for one in times if one.ratio > 0.0 and not (one.quantity == "ttft" and is_waiting(row))]
+    if fast:
+        finding = f"faster than plain steps allow, since {fast}"
+        return finding, tuple(judged), "its drafts, and at the tokens that were counted"
+    if slow := tuple(one for one in judged if one.measured > one.high):
+        flags = f"{', '.join(row.changing)}, which is not modelled; " if row.changing else ""
+        look_at = flags + LOOK_AT[tuple(one.quantity for one in slow)]
+        return "slower than 9 of 10 such engines", slow, look_at
+    if quick := tuple(one for one in judged if one.measured < one.low):
+        # half of the quick ones are so by the runs' own scatter
+        far = any(one.slower_than <= LEVELS[0] for one in quick)
+        look_at = "prefixes found in the cache, and at outputs that ended early" if far else ""
+        return "faster than 9 of 10 such engines", quick, look_at
+    is_known = not any(math.isnan(one.high) for one in judged)
+    return "like 8 in 10 such engines" if is_known else "of an unknown error", tuple(judged), ""
 
 
 def other_versions(rows: Sequence[ServingRow], given: EngineProfile | str) -> list[str]:

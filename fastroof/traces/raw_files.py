@@ -26,7 +26,7 @@ from fastroof.traces import trace_agentx
 from fastroof.traces.trace import HASH_IDS, MOST_SECONDS
 from fastroof.traces.trace_agentx import BOM, MARK, agent_rows
 from fastroof.traces.trace_columns import RawColumns, first_failing
-from fastroof.traces.trace_formats import SESSION_NAMES, NamedColumns, Reading, named_columns
+from fastroof.traces.trace_formats import SESSION_NAMES, NamedColumns, Reading, aiperf_row, named_columns
 from fastroof.units import GIB
 
 
@@ -250,7 +250,9 @@ def _json_lines(what: str, content: bytes, reading: Reading) -> tuple[RawColumns
         if not line.strip():
             continue
         place = f"{what}, line {number}"
-        row = _json_row(place, line.removeprefix(BOM) if number == 1 else line)
+        row = aiperf_row(_json_row(place, line.removeprefix(BOM) if number == 1 else line))
+        if not row and b'"warmup"' in line:
+            continue
         if columns is None:
             columns = _json_columns(what, content, row, reading)
             values = {name: [] for name in columns.needed}
@@ -281,7 +283,7 @@ def _json_lines(what: str, content: bytes, reading: Reading) -> tuple[RawColumns
     return RawColumns(what, arrays, row_label), columns
 
 
-def _json_columns(what: str, content: bytes, first: dict[str, Any], reading: Reading) -> NamedColumns:
+def _json_columns(what: str, content: bytes, first: Mapping[str, Any], reading: Reading) -> NamedColumns:
     """Return the columns of the first row or, if it lacks some, as that of a failed request, of all rows.
 
     The first request of a session has no delay and no parent.
@@ -296,7 +298,7 @@ def _json_columns(what: str, content: bytes, first: dict[str, Any], reading: Rea
     keys = dict.fromkeys(first)
     for number, line in _lines(content):
         if line.strip():
-            keys |= dict.fromkeys(_json_row(f"{what}, line {number}", line.removeprefix(BOM)))
+            keys |= dict.fromkeys(aiperf_row(_json_row(f"{what}, line {number}", line.removeprefix(BOM))))
     return named_columns(list(keys), what, reading)
 
 

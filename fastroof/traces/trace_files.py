@@ -50,7 +50,8 @@ def load_trace(
         ``"bailian"`` (chat_id, parent_chat_id, turn, timestamp in s, input_length, output_length, hash_ids),
         ``"mooncake"`` (timestamp in ms, input_length, output_length, hash_ids and, of sessions, session_id
         and delay in ms), ``"burstgpt"`` (Timestamp in s, Request tokens, Response tokens),
-        ``"llmservingsim"`` (arrival_time_ns, input_toks, output_toks), ``"splitwise"`` (arrival_timestamp in
+        ``"aiperf"`` (its file of single requests, profile_export.jsonl), ``"llmservingsim"``
+        (arrival_time_ns, input_toks, output_toks), ``"splitwise"`` (arrival_timestamp in
         s, prompt_size, token_size) or ``"plain"`` (arrival_s, input_tokens, output_tokens and, if known,
         cached_tokens, hash_ids, status and, of sessions, session, parent, delay_s; or other common names:
         :mod:`fastroof.traces.trace_formats`). By default detected by the columns. Files of agents

@@ -80,6 +80,12 @@ turn's prompt is its new tokens, unless context_mode is message_array_with_respo
 BURSTGPT: Final = TraceFormat("burstgpt", {"timestamp": 1.0}, ("request_tokens",), ("response_tokens",))
 """BurstGPT (github.com/HPMLL/BurstGPT): seconds; requests that failed have 0 response tokens."""
 
+AIPERF: Final = TraceFormat(
+    "aiperf", {"request_start_ns": NS_PER_S}, ("input_sequence_length",), ("output_sequence_length",),
+    status=("success",), leaves_out_empty=False,
+)  # fmt: skip
+"""Single requests of aiperf 0.13.0 (profile_export.jsonl, MetricRecordInfo), as they arrived."""
+
 LLMSERVINGSIM: Final = TraceFormat(
     "llmservingsim", {"arrival_time_ns": NS_PER_S}, ("input_toks",), ("output_toks",)
 )
@@ -119,7 +125,7 @@ PLAIN: Final = TraceFormat(
 """Any other table: the columns of :data:`TRACE_COLUMNS`, or common other names."""
 
 FORMATS: Final = {
-    one.name: one for one in (AZURE, BAILIAN, MOONCAKE, BURSTGPT, LLMSERVINGSIM, SPLITWISE, PLAIN)
+    one.name: one for one in (AZURE, BAILIAN, MOONCAKE, BURSTGPT, AIPERF, LLMSERVINGSIM, SPLITWISE, PLAIN)
 }
 """Formats by name, in order of detection."""
 
@@ -195,6 +201,21 @@ class NamedColumns(NamedTuple):
         times = (self.delay, self.context_mode, self.history_tokens)
         links = (self.session, self.parent, self.request_id, *times)
         return list(dict.fromkeys(name for name in (*roles, self.status, *self.others, *links) if name))
+
+
+def aiperf_row(row: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a request of aiperf's file as a row of columns, other rows unchanged; empty for warm-up."""
+    metadata, metrics = row.get("metadata"), row.get("metrics")
+    if not isinstance(metadata, dict) or not isinstance(metrics, dict):
+        return row
+    if metadata.get("benchmark_phase") == "warmup":
+        return {}
+    lengths = {name: metrics.get(name) for name in (*AIPERF.input_tokens, *AIPERF.output_tokens)}
+    return {
+        "request_start_ns": metadata.get("request_start_ns"),
+        "success": not (row.get("error") or metadata.get("was_cancelled")),
+        **{name: one.get("value") if isinstance(one, dict) else one for name, one in lengths.items()},
+    }
 
 
 def column_key(name: str) -> str:

@@ -200,6 +200,123 @@ def test_files_that_start_vllm_agree_with_its_command(
         assert "it is vllm, the only one with these flags" in started(tmp_path, content, name).warnings[0]
 
 
+RAY = """
+kind: RayService
+spec:
+  serveConfigV2: |
+    applications:
+    - args:
+        llm_configs:
+        - model_loading_config: {{model_id: mine, model_source: {model}}}
+          accelerator_type: H100
+          engine_kwargs: {{tensor_parallel_size: 4, kv_cache_dtype: fp8}}
+"""
+KAITO = """
+kind: Workspace
+resource: {{instanceType: standard_nd96isr_h100_v5}}
+inference: {{preset: {{name: {model}}}, config: c}}
+---
+kind: ConfigMap
+data:
+  inference_config.yaml: |
+    vllm: {{tensor-parallel-size: 4, kv-cache-dtype: fp8}}
+"""
+KSERVE = """
+kind: InferenceService
+spec: {{predictor: {{model: {{modelFormat: {{name: huggingface}}, args: [--model_name=m, "--model_id={model}",
+  --tensor-parallel-size=4, --kv-cache-dtype=fp8]}}}}}}
+---
+kind: LLMInferenceServiceConfig
+"""
+LLM_SERVICE = """
+kind: LLMInferenceService
+spec:
+  model: {{uri: "hf://{model}", name: m}}
+  parallelism: {{tensor: 4}}
+  template:
+    containers: [{{name: main, env: [{{name: VLLM_ADDITIONAL_ARGS, value: --kv-cache-dtype fp8}}]}}]
+"""
+LLM_D = """
+modelArtifacts: {{uri: "hf://{model}", name: m}}
+decode:
+  parallelism: {{tensor: 4, data: 1}}
+  containers: [{{name: vllm, image: "ghcr.io/llm-d/llm-d-cuda:v0.5.0", modelCommand: vllmServe,
+    args: [--kv-cache-dtype=fp8]}}]
+prefill: {{create: false}}
+"""
+DYNAMO = """
+kind: DynamoGraphDeployment
+spec:
+  components:
+  - name: Frontend
+    podTemplate: {{spec: {{containers: [{{name: main, args: [python3 -m dynamo.frontend]}}]}}}}
+  - name: worker
+    podTemplate:
+      spec:
+        containers:
+        - {{name: main, env: [{{name: M, value: {model}}}], command: [/bin/sh, -c],
+            args: ["python3 -m dynamo.vllm --model $(M) -tp 4 --kv-cache-dtype fp8"]}}
+"""
+DOCUMENTS = {
+    "ray": RAY,
+    "kaito": KAITO,
+    "kserve": KSERVE,
+    "llmisvc": LLM_SERVICE,
+    "llmd": LLM_D,
+    "dynamo": DYNAMO,
+}
+
+
+@pytest.mark.parametrize("kind", DOCUMENTS)
+def test_documents_that_start_vllm_agree_with_its_command(tmp_path: Path, kind: str) -> None:
+    own = started(tmp_path, f"vllm serve {LLAMA} -tp 4 --kv-cache-dtype fp8", version="0.15.1")
+    read = started(tmp_path, DOCUMENTS[kind].format(model=LLAMA), "a.yaml", version="0.15.1")
+    assert read == own
+
+
+def test_what_a_document_lacks_is_named(tmp_path: Path) -> None:
+    nothing = "apiVersion: v1\nkind: Service\nspec: {}\n"
+    sharing = "prefill: {create: true}"
+    no_gpu = RAY.replace("accelerator_type: H100", "").format(model=LLAMA)
+    for content, given, words in (
+        (nothing, {}, "'Service' without an engine: expected a container that starts one, or Ray Serve LLM"),
+        (KAITO.format(model=""), {}, "does not name the model; add inference.preset.name of kaito or give"),
+        (no_gpu, {"gpu": None}, "does not name the gpu; add accelerator_type of Ray Serve LLM or give --gpu"),
+        (LLM_D.format(model=LLAMA).replace("prefill: {create: false}", sharing), {}, "by separate engines"),
+        ("a: " + "[" * 99 + "]" * 99, {}, "more than 64 nested"),
+        ("a: &a {b: 1}\n" + "".join(f"c{i}: {{<<: *a}}\n" for i in range(40)), {}, "or merged ones"),
+        ("a: " + "1:" * 60 + "1", {}, "a number of more than 100 digits"),
+        (RAY.format(model=LLAMA) + "x: [" + "1," * 100_001 + "]", {}, "more than 100,000 values"),
+    ):
+        with pytest.raises(FastroofError) as error:
+            started(tmp_path, content, "a.yaml", **given)
+        assert words in str(error.value)
+    other = KAITO.replace("nd96isr_h100", "nc80adis_h100").format(model=LLAMA)
+    assert "kaito is h100_nvl; h100 is used" in " ".join(started(tmp_path, other, "a.yaml").warnings)
+
+
+def test_flags_that_change_steps_keep_runs_from_fits(tmp_path: Path) -> None:
+    for flags, changing in (
+        ("--cpu-offload-gb 0 --decode-context-parallel-size 1", ()),
+        ("--cpu-offload-gb 8 -dcp 2 --enforce-eager", ("--cpu-offload-gb", "-dcp", "--enforce-eager")),
+    ):
+        assert started(tmp_path, f"vllm serve {LLAMA} {flags}").changing == changing
+
+
+def test_a_synthetic_acceptance_length_is_read(tmp_path: Path) -> None:
+    drafts: dict[str, Any] = {
+        "method": "mtp",
+        "num_speculative_tokens": 3,
+        "rejection_sample_method": "synthetic",
+    }
+    drafts["synthetic_acceptance_length"] = 2.8
+    command = f"vllm serve {LLAMA} --speculative-config '{json.dumps(drafts)}'"
+    engine = started(tmp_path, command, version="0.33.0")
+    assert (engine.accepted, engine.warnings) == (2.8, ())
+    with pytest.raises(TableError, match=r"accepted is 2\.8 in .* and 2 in the options"):
+        started(tmp_path, command, accepted="2")
+
+
 def test_an_ambiguous_engine_must_be_given(tmp_path: Path) -> None:
     with pytest.raises(
         TableError, match="does not name the engine; add it to the file or give --engine vllm"

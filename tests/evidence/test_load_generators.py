@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import io
 import json
 import math
 import random
@@ -13,6 +15,7 @@ import pytest
 from fastroof.errors import FastroofError, TableError
 from fastroof.evidence.load_generators import GENERATORS, read_runs
 from fastroof.evidence.load_generators.runs import GeneratorRun, with_concurrency
+from fastroof.traces.trace_files import load_trace
 
 RECORDED = Path(__file__).parent / "recorded_runs"
 
@@ -91,7 +94,7 @@ def written(folder: Path, document: Any, name: str = "run.json") -> Path:
 
 def test_recorded_files_of_each_generator() -> None:
     runs = {run.name: run for run in read_runs([RECORDED]).runs}
-    assert {run.generator for run in runs.values()} == set(GENERATORS)
+    assert {run.generator for run in runs.values()} == {*GENERATORS} - {"a benchmark's printed table"}
     closed = runs["aiperf_0.13.0_concurrency.json"]
     assert (closed.isl, closed.osl, closed.concurrency, closed.requests_per_client) == (24, 14, 3, 4)
     assert closed.tpot_ms == 3.6745293269230763
@@ -239,12 +242,102 @@ def test_unsteady_runs_have_a_reason(tmp_path: Path, changed: dict[str, Any], re
     assert reason in run.refused
 
 
+PRINTED = """\
+Maximum request concurrency: 16
+============ Serving Benchmark Result ============
+Successful requests:                     160
+Benchmark duration (s):                  11.00
+Total input tokens:                      163840
+Total generated tokens:                  16160
+Mean TTFT (ms):                          100.00
+{times}
+==================================================
+"""
+
+
+def test_printed_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tables of vLLM, and of SGLang without TPOT, have the figures of the file that they save."""
+    (saved,) = read_runs([written(tmp_path, vllm())]).runs
+    tables = [
+        PRINTED.format(times="Mean TPOT (ms): 10.00"),
+        PRINTED.format(times="Mean E2E Latency (ms): 1,100"),
+    ]
+    runs = read_runs([written(tmp_path, "a log\n" + "".join(tables), "log.txt")]).runs
+    assert [run.name for run in runs] == ["log.txt 1", "log.txt 2"]
+    for run in runs:
+        for name in ("isl", "osl", "concurrency", "requests_per_client", "ttft_ms", "tpot_ms", "running"):
+            assert getattr(run, name) == pytest.approx(getattr(saved, name)), name
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(tables[0].partition("\n")[2].encode())))
+    (alone,) = read_runs(["-"]).runs
+    assert "put the line 'Maximum request concurrency: N' above it" in alone.refused
+    broken = tables[0].replace("11.00", "soon")
+    with pytest.raises(TableError, match="duration must be a number, got 'soon'"):
+        read_runs([written(tmp_path, broken, "log.txt")])
+    monkeypatch.setattr("fastroof.evidence.load_generators.documents.MOST_PRINTED", 100)
+    with pytest.raises(TableError, match="cut the tables out of it"):
+        read_runs([tmp_path / "log.txt"])
+
+
+def test_csv_yaml_and_single_requests(tmp_path: Path) -> None:
+    """What other outputs of guidellm and aiperf have of the same run is that of its JSON."""
+    (by_csv,), (by_yaml,) = (
+        read_runs([RECORDED / f"guidellm_0.8.1.{kind}"]).runs for kind in ("csv", "yaml")
+    )
+    assert dataclasses.replace(by_csv, file="", name="", path="") == dataclasses.replace(
+        by_yaml, file="", name="", path=""
+    )
+    assert (by_csv.requests, by_csv.concurrency, by_csv.model) == (54, 4, "Qwen/Qwen3-8B")
+    (run,) = read_runs([RECORDED / "aiperf_0.13.0_concurrency.csv"]).runs
+    (saved,) = read_runs([RECORDED / "aiperf_0.13.0_concurrency.json"]).runs
+    for name in ("isl", "osl", "ttft_ms", "tpot_ms", "concurrency", "requests_per_client", "running"):
+        assert getattr(run, name) == pytest.approx(getattr(saved, name), rel=0.02), name
+    with pytest.raises(TableError, match="neither of guidellm nor of aiperf"):
+        read_runs([written(tmp_path, "a,b\n1,2\n", "x.csv")])
+
+
+def aiperf_request(start_s: float, latency_ms: float, **changed: Any) -> str:
+    """A line of aiperf's profile_export.jsonl (MetricRecordInfo of 0.13.0), without what is not read."""
+    start_ns = int((1e9 + start_s) * 1e9)
+    metadata = {"request_start_ns": start_ns, "request_end_ns": start_ns + int(latency_ms * 1e6),
+                "benchmark_phase": "profiling", "was_cancelled": False} | changed  # fmt: skip
+    values = {"request_latency": latency_ms, "time_to_first_token": 100.0, "inter_token_latency": 10.0}
+    metrics = {name: {"value": value, "unit": "ms"} for name, value in values.items()}
+    lengths = {"input_sequence_length": 1024, "output_sequence_length": 101}
+    metrics |= {name: {"value": value, "unit": "tokens"} for name, value in lengths.items()}
+    return json.dumps({"metadata": metadata, "metrics": metrics, "error": None})
+
+
+def test_single_requests_of_aiperf_are_a_run_and_a_trace(tmp_path: Path) -> None:
+    warm = aiperf_request(-9.0, 500.0, benchmark_phase="warmup")
+    lost = aiperf_request(3.0, 500.0, was_cancelled=True)
+    closed = [aiperf_request(1.1 * i + 0.1 * client, 1100.0) for i in range(10) for client in range(4)]
+    path = written(tmp_path, "\n".join([warm, *closed, lost]), "profile_export.jsonl")
+    (run,) = read_runs([path]).runs
+    assert (run.concurrency, run.requests_per_client, run.failed, run.ttft_ms) == (4, 10, 1, 100)
+    assert run.concurrency_from == "clients of a closed loop"
+    # next to its JSON it is the same run once more
+    written(tmp_path, vllm())
+    assert len(read_runs([tmp_path]).runs) == 1
+    trace = load_trace(path)
+    assert (len(trace), trace.input_tokens[0], trace.output_tokens[0]) == (40, 1024, 101)
+    assert trace.arrival_s[4] == pytest.approx(1.1, abs=1e-3)
+    generator, at = random.Random(2), 0.0
+    for even in (True, False):
+        lines = []
+        for _ in range(200):
+            at += 0.25 if even else generator.expovariate(4.0)
+            lines.append(aiperf_request(at, 1100.0))
+        (run,) = read_runs([written(tmp_path, "\n".join(lines), "rate.jsonl")]).runs
+        assert (run.arrivals, run.refused) == ("constant" if even else "poisson", "")
+        assert run.running == pytest.approx(4.4, rel=0.1)
+
+
 def test_other_files_are_refused_with_valid_formats(tmp_path: Path) -> None:
     for content, words in (
         ("", "empty"),
         ("[1]", "found a list"),
         ("{", "; was the run cut off?"),
-        ('{"a": 1}', "no result of sglang.bench_serving"),
+        ('{"a": 1}', "no result of a benchmark"),
         (json.dumps({"benchmarks": []}), "without benchmarks"),
         ("[" * 100_000, "more than 64 nested lists"),
         (json.dumps(vllm(mean_tpot_ms="fast")), "must be a number, got 'fast'"),

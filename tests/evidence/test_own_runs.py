@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from fastroof.evidence.few_runs import CANDIDATES, candidates_of, fit_few_runs, 
 from fastroof.evidence.kernel_times import KernelTimes, predicted_us
 from fastroof.evidence.own_fit import fit_own_runs
 from fastroof.evidence.own_runs import read_own_runs
+from fastroof.evidence.prediction_errors import verdicts
 from fastroof.evidence.profile_file import profile_text
 from fastroof.evidence.validation import validate_own
 from fastroof.serving import estimate
@@ -128,6 +130,53 @@ def recorded_cluster(folder: Path, costs: StepCosts) -> None:
                 "mean_tpot_ms": seen.tpot_ms,
             }
             (folder / f"c{clients}-{isl}-{osl}.json").write_text(json.dumps(result))
+
+
+def test_a_run_is_put_next_to_its_prediction(tmp_path: Path) -> None:
+    """A slow engine is slower than 9 of 10, at its clients and at a rate, which a slow engine fills up."""
+    tables = fastroof.load_tables("h100")
+    recorded_cluster(tmp_path, StepCosts(step_us=6000.0))
+    result = json.loads((tmp_path / "c16-1024-128.json").read_text())
+    latency_s = (result["mean_ttft_ms"] + 127 * result["mean_tpot_ms"]) / 1e3
+    rate = 15.0 / latency_s
+    open_loop = {"request_rate": rate, "max_concurrency": None, "duration": 160 / rate + latency_s}
+    (tmp_path / "rate.json").write_text(json.dumps(result | open_loop))
+    command = tmp_path / "engine_args.txt"
+    command.write_text(f"vllm serve {LLAMA} --enforce-eager --max-num-seqs 512")
+    own = read_own_runs([tmp_path], given={"gpu": "h100", "version": "0.12.0"})
+    assert not own.taken
+    assert any("no fit takes runs with --enforce-eager" in words for words in own.warnings)
+    report = validate_own(own.rows, (), tables)
+    runs = {run.run: run for run in report.runs}
+    assert len(runs) == len(own.rows) == 9
+    for run in runs.values():
+        ttft, tpot, per_s, running = run.figures
+        # by Little's law: the rate of the tokens, and the time of a request
+        osl = 128 if "128" in run.run or run.run == "rate.json" else 512
+        latency_ms = ttft.predicted + tpot.predicted * (osl - 1)
+        if run.run != "rate.json":
+            assert per_s.predicted == pytest.approx(running.predicted * osl / latency_ms * 1e3)
+            assert running.measured == pytest.approx(running.predicted, rel=1e-6)
+        assert tpot.low < tpot.predicted < tpot.high
+    slow = runs["c16-1024-128.json"]
+    assert slow.finding == "slower than 9 of 10 such engines"
+    assert "--enforce-eager, which is not modelled" in slow.look_at
+    assert runs["rate.json"].figures[1].ratio > 1.05 * slow.figures[1].ratio
+    assert runs["rate.json"].figures[3].ratio > 1.3
+    (words, names), *_ = verdicts([slow, runs["c1-512-512.json"]]).items()
+    assert names == ["c16-1024-128.json", "c1-512-512.json"]
+    assert re.search(r"TPOT 1\.\d\d to 1\.\d\d times the prediction: look at --enforce-eager", words)
+    fitted = load_engine("vllm-0.12").costs
+    recorded_cluster(tmp_path, fitted)
+    same = validate_own(
+        read_own_runs([tmp_path], given={"gpu": "h100", "version": "0.12.0"}).rows, (), tables
+    )
+    assert {run.finding for run in same.runs if run.run != "rate.json"} == {"like 8 in 10 such engines"}
+    slower = [run.figures[1].slower_than for run in (*report.runs, *same.runs)]
+    assert all(0.05 <= share <= 0.95 for share in slower)
+    done = CliRunner().invoke(app, ["validate", "--runs", str(tmp_path), "--gpu", "h100"])
+    assert "8 in 10 such runs" in done.stdout
+    assert "c16-1024-128.json" in done.stdout
 
 
 @pytest.mark.slow

@@ -25,6 +25,9 @@ SIDE_PORTS: Final = ("VLLM_NIXL_SIDE_CHANNEL_PORT", "--disaggregation-bootstrap-
 START_S: Final = 3600
 """Maximum time for a copy to load its weights, which routers and probes wait."""
 
+RESULT: Final = "benchmark.json"
+"""The file that a benchmark writes, which ``fastroof validate --runs`` reads."""
+
 _LINE: Final = 78
 
 
@@ -230,6 +233,25 @@ class BenchmarkLoad:
         if self.requests_per_s:
             return "--request-rate", f"{self.requests_per_s:.4g}"
         return "--max-concurrency", str(self.clients)
+
+    @property
+    def random_prompts(self) -> tuple[tuple[str, ...], ...]:
+        """Return the arguments that vLLM's benchmark and TensorRT-LLM's, made from it, have in common."""
+        prefix = [("--random-prefix-len", str(self.prefix_tokens))] if self.prefix_tokens else []
+        return (
+            ("--model", self.model),
+            ("--base-url", f"http://127.0.0.1:{self.port}"),
+            ("--dataset-name", "random"),
+            ("--random-input-len", str(self.isl - self.prefix_tokens)),
+            *prefix,
+            ("--random-output-len", str(self.osl)),
+            ("--ignore-eos",),
+            self.load,
+            ("--num-prompts", str(self.prompts)),
+            ("--percentile-metrics", "ttft,tpot,itl,e2el"),
+            ("--save-result",),
+            ("--result-filename", RESULT),
+        )
 
 
 @dataclass(frozen=True)

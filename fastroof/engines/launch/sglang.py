@@ -10,6 +10,7 @@ from typing import Final
 
 from fastroof.engines.launch.settings import (
     MISSING_MODULES,
+    RESULT,
     SIDE_PORTS,
     BenchmarkLoad,
     Command,
@@ -118,6 +119,7 @@ def benchmark(load: BenchmarkLoad, release: str) -> Command:
             ("--random-range-ratio", "1"),
             load.load,
             ("--num-prompts", str(load.prompts)),
+            ("--output-file", RESULT),
         ),
         unsaid=unsaid,
     )

@@ -108,23 +108,6 @@ def router(servers: Servers, port: int) -> Command | None:
 
 def benchmark(load: BenchmarkLoad, release: str) -> Command:
     """Return the command that measures one copy of a release."""
-    own = load.isl - load.prefix_tokens
-    prefix = [("--random-prefix-len", str(load.prefix_tokens))] if load.prefix_tokens else []
-    return Command(
-        ("python3", "-m", "tensorrt_llm.serve.scripts.benchmark_serving"),
-        (
-            ("--backend", "openai"),
-            ("--base-url", f"http://127.0.0.1:{load.port}"),
-            ("--model", load.model),
-            ("--dataset-name", "random"),
-            ("--random-ids",),
-            ("--tokenize-on-client",),
-            ("--random-input-len", str(own)),
-            *prefix,
-            ("--random-output-len", str(load.osl)),
-            ("--ignore-eos",),
-            load.load,
-            ("--num-prompts", str(load.prompts)),
-            ("--percentile-metrics", "ttft,tpot,itl,e2el"),
-        ),
-    )
+    own = (("--backend", "openai"), ("--random-ids",), ("--tokenize-on-client",))
+    program = ("python3", "-m", "tensorrt_llm.serve.scripts.benchmark_serving")
+    return Command(program, (*own, *load.random_prompts))

@@ -99,20 +99,4 @@ def rank_options(settings: LaunchSettings) -> list[tuple[str, int | bool]]:
 
 def benchmark(load: BenchmarkLoad, release: str) -> Command:
     """Return the command that measures one copy of a release."""
-    own = load.isl - load.prefix_tokens
-    prefix = [("--random-prefix-len", str(load.prefix_tokens))] if load.prefix_tokens else []
-    return Command(
-        ("vllm", "bench", "serve"),
-        (
-            ("--model", load.model),
-            ("--base-url", f"http://127.0.0.1:{load.port}"),
-            ("--dataset-name", "random"),
-            ("--random-input-len", str(own)),
-            *prefix,
-            ("--random-output-len", str(load.osl)),
-            ("--ignore-eos",),
-            load.load,
-            ("--num-prompts", str(load.prompts)),
-            ("--percentile-metrics", "ttft,tpot,itl,e2el"),
-        ),
-    )
+    return Command(("vllm", "bench", "serve"), load.random_prompts)

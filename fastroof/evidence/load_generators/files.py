@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from fastroof.errors import TableError
-from fastroof.evidence.load_generators.documents import Document, documents_of
+from fastroof.evidence.load_generators.documents import REQUESTS, STDIN, Document, documents_of
 from fastroof.evidence.load_generators.formats import FORMATS
 from fastroof.evidence.load_generators.runs import GeneratorRun, with_concurrency
 
-GENERATORS: Final = tuple(one.name for one in FORMATS)
+GENERATORS: Final = tuple(dict.fromkeys(one.name for one in FORMATS))
 """Load generators whose files are supported."""
 
 SUFFIXES: Final = (".json", ".jsonl")
@@ -29,7 +29,7 @@ class FoundRuns(NamedTuple):
 def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
     """Read the results of load generators, each run once, even if its file is given twice.
 
-    Of a folder, every .json and .jsonl is read.
+    Of a folder, every .json and .jsonl is read, but not aiperf's single requests, which are next to its JSON.
     """
     runs: list[GeneratorRun] = []
     others: list[str] = []
@@ -38,8 +38,8 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
         formats = [
             next((one for one in FORMATS if one.is_written_by(document)), None) for document in documents
         ]
-        if None in formats:
-            if was_given or any(formats):
+        if None in formats or (REQUESTS in documents[0] and not was_given):
+            if was_given or (None in formats and any(formats)):
                 place = "" if len(documents) == 1 else f", line {formats.index(None) + 1}"
                 raise TableError(f"{path}{place}: no result of {', '.join(GENERATORS)}: {_keys(documents)}")
             others.append(str(path))
@@ -48,7 +48,8 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
             assert one is not None
             several = len(documents) > 1
             where = f"{path}, line {line}" if several else str(path)
-            name = f"{path.name} {line}" if several else path.name
+            file = "standard input" if str(path) == STDIN else path.name
+            name = f"{file} {line}" if several else file
             try:
                 found = [with_concurrency(run) for run in one.read(where, document, name)]
             except (ZeroDivisionError, OverflowError) as error:
@@ -61,7 +62,7 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
 
 def _keys(documents: Sequence[Document]) -> str:
     keys = list(documents[0])[:6]
-    listed = ", ".join(key[:40] for key in keys)
+    listed = ", ".join(str(key)[:40] for key in keys)
     return f"it begins with {listed}" if keys else "it is empty"
 
 
@@ -70,6 +71,9 @@ def _files(paths: Iterable[str | Path]) -> list[tuple[Path, bool]]:
     listed: dict[Path, bool] = {}
     for given in paths:
         path = Path(given)
+        if str(given) == STDIN:
+            listed[path] = True
+            continue
         try:
             is_folder, is_file = os.path.isdir(path), os.path.isfile(path)
         except ValueError:

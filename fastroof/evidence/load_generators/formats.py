@@ -1,8 +1,10 @@
 """Formats of load generators: how to recognise a program's document, and where it has the figures of a run.
 
-* aiperf: recorded from 0.13.0. The older ``loadgen`` of its input_config and genai-perf 0.0.16 were read in
-  the wheels (genai_perf/export_data/json_exporter.py: statistics per metric).
-* guidellm: recorded from 0.3.1 and 0.8.1; 0.2.1, 0.4.0 and 0.5.4 were read in their wheels.
+* aiperf: recorded from 0.13.0. Its CSV (exporters/metrics_csv_exporter.py), its file of single requests
+  (MetricRecordInfo of common/models/record_models.py), the older ``loadgen`` of its input_config and
+  genai-perf 0.0.16 (genai_perf/export_data/json_exporter.py: statistics per metric) were read in the wheels.
+* guidellm: recorded from 0.3.1 and 0.8.1, with the CSV and YAML of 0.8.1; 0.2.1, 0.4.0 and 0.5.4 were read in
+  their wheels.
 * inference-perf: kubernetes-sigs/inference-perf, inference_perf/reportgen/base.py at
   010d12fb62cc3157b6bd228ef93dd865c7a05194, and its recorded reports (demos/kubecon-na-2025 at
   a8a2a0bafad95b4330e2e8f9d390b7f2501218d7).
@@ -12,16 +14,25 @@
 * vLLM: vllm-project/vllm, vllm/benchmarks/serve.py at 009e6d4a1cd6ba3fb2a9fc00f4ec06f5297232a1 and
   benchmarks/benchmark_serving.py at 8668d7c05027b98ac66bd5540955dd2ce3a0f318. Keys were added since, but
   none of those below was renamed.
+* Printed tables: those of the same files, sgl-project/sglang, python/sglang/benchmark/metrics.py at
+  1291c7fc351de2eb2548a95b82a27fb166143efa, and NVIDIA/TensorRT-LLM, benchmark_serving.py at
+  0228a71223416496ff056a157936bad2e42c762f.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+
+from fastroof.checks import shown
 from fastroof.errors import TableError
 from fastroof.evidence.load_generators.documents import (
+    REQUESTS,
+    TABLE_TITLE,
     Document,
     mean_of,
     number,
@@ -33,7 +44,7 @@ from fastroof.evidence.load_generators.documents import (
     text,
 )
 from fastroof.evidence.load_generators.runs import CONSTANT, POISSON, GeneratorRun
-from fastroof.units import MS_PER_S
+from fastroof.units import MS_PER_S, NS_PER_S
 
 
 class Format(NamedTuple):
@@ -48,7 +59,7 @@ def _has(*keys: str) -> Callable[[Document], bool]:
     return lambda document: document.keys() >= set(keys)
 
 
-_VLLM, _SGLANG = "vllm bench serve", "sglang.bench_serving"
+_VLLM, _SGLANG, _PRINTED = "vllm bench serve", "sglang.bench_serving", "a benchmark's printed table"
 
 _SERVING: Final = {
     "requests": "completed", "ttft_ms": "mean_ttft_ms", "tpot_ms": "mean_tpot_ms",
@@ -114,6 +125,22 @@ def _sglang(where: str, document: Document, name: str) -> list[GeneratorRun]:
             has_medians="median_itl_ms" in document, arrivals=POISSON,
         )
     ]  # fmt: skip
+
+
+def _printed(where: str, document: Document, name: str) -> list[GeneratorRun]:
+    """Read a printed table; SGLang's has no TPOT, whose mean is that of all tokens after the first."""
+    (run,) = _vllm(where, document, name)
+    refused = run.refused
+    if not {"max_concurrency", "request_rate"} & document.keys():
+        refused = refused or (
+            "the table names neither clients nor a rate: put the line 'Maximum request concurrency: N' above "
+            "it, unless all requests were sent together, which is not a steady state"
+        )
+    tpot_ms = run.tpot_ms
+    if math.isnan(tpot_ms):
+        tpot_ms = ratio(run.latency_ms - run.ttft_ms, run.osl - 1.0)
+    failed = 0.0 if math.isnan(run.failed) else run.failed
+    return [replace(run, generator=_PRINTED, tpot_ms=tpot_ms, failed=failed, refused=refused)]
 
 
 _INFERENCEX = "InferenceX"
@@ -276,6 +303,12 @@ def _guidellm_benchmark(where: str, one: Document, name: str) -> GeneratorRun:
 
 
 _AIPERF = "aiperf"
+MOST_IDLE: Final = 0.05
+"""Time between an end and the next start, over the mean latency, below which clients form a closed loop."""
+
+MOST_EVEN: Final = 0.5
+"""Standard deviation of the gaps between arrivals over their mean, below which they are evenly spaced."""
+
 _MS_OF: Final[Mapping[str, float]] = {"ms": 1.0, "us": 1e-3, "ns": 1e-6, "sec": MS_PER_S, "s": MS_PER_S}
 
 
@@ -291,13 +324,16 @@ def _aiperf(where: str, document: Document, name: str) -> list[GeneratorRun]:
 
     def mean_ms(metric: str) -> float:
         value = mean(metric)
-        unit = part(document, metric).get("unit", "ms")
-        if not isinstance(unit, str) or unit not in _MS_OF:
-            raise TableError(f"{where}: {metric} is in {unit!r}; valid units are {', '.join(_MS_OF)}")
-        return value * _MS_OF[unit]
+        return value * _per_ms(where, metric, part(document, metric).get("unit", "ms"))
 
     config = part(document, "input_config")
     load = _aiperf_load(where, config)
+    if not config:
+        # the CSV names no load: a closed loop if the most requests were in flight half of the time
+        most, middle = (number(where, part(document, "effective_concurrency"), key) for key in ("max", "p50"))
+        in_flight = mean("request_throughput") * mean_ms("request_latency") / MS_PER_S
+        source = "requests in flight" if most == middle else "Little's law of the file's means"
+        load |= {"clients": most if most == middle else max(in_flight, 1.0), "concurrency_from": source}
     if document.get("was_cancelled") is True:
         load["refused"] = "it was cancelled"
     requests, throughput = mean("request_count"), mean("request_throughput")
@@ -325,6 +361,57 @@ def _aiperf(where: str, document: Document, name: str) -> list[GeneratorRun]:
             **load,
         )
     ]  # fmt: skip
+
+
+def _aiperf_requests(where: str, document: Document, name: str) -> list[GeneratorRun]:
+    """Read single requests: clients of a closed loop if most start when one ends, else a rate."""
+    taken = [one for one in document[REQUESTS] if part(one, "metadata").get("benchmark_phase") != "warmup"]
+    failures = [one.get("error") or part(one, "metadata").get("was_cancelled") for one in taken]
+    answered = [one for one, failure in zip(taken, failures, strict=True) if not failure]
+    times = np.array(
+        [
+            [number(where, part(one, "metadata"), f"request_{at}_ns") for at in ("start", "end")]
+            for one in answered
+        ]
+    ).reshape(-1, 2)
+    if not answered or not np.isfinite(times).all() or not (times[:, 1] >= times[:, 0]).all():
+        raise TableError(f"{where}: needs requests that were answered, with their start and end in ns")
+    starts_s, ends_s = np.sort((times - times.min()) / NS_PER_S, axis=0).T
+    ended = np.searchsorted(ends_s, starts_s, side="right")
+    in_flight = np.arange(1, len(starts_s) + 1) - ended
+    # since the last end; a client of a closed loop sends its next request at once
+    idle_s = (starts_s - ends_s[ended - 1])[ended > 0]
+    is_closed = not len(idle_s) or float(np.median(idle_s)) < MOST_IDLE * float((ends_s - starts_s).mean())
+    load: dict[str, Any] = {"clients": float(in_flight.max())}
+    if not (is_closed and float(np.median(in_flight)) == in_flight.max()) and starts_s[-1] > 0.0:
+        gaps_s = np.diff(starts_s)
+        is_even = float(gaps_s.std()) < MOST_EVEN * float(gaps_s.mean())
+        load = {"rate_per_s": 1.0 / float(gaps_s.mean()), "arrivals": CONSTANT if is_even else POISSON}
+    lengths = [_metric(where, one, "input_sequence_length") for one in answered]
+    ttft_ms, tpot_ms, latency_ms, osl = (
+        mean_of(value for value in (_metric(where, one, key) for one in answered) if not math.isnan(value))
+        for key in ("time_to_first_token", "inter_token_latency", "request_latency", "output_sequence_length")
+    )
+    return [
+        GeneratorRun(
+            where, name, _AIPERF, requests=float(len(answered)), failed=float(len(taken) - len(answered)),
+            isl=mean_of(lengths), osl=osl, ttft_ms=ttft_ms, tpot_ms=tpot_ms, latency_ms=latency_ms,
+            duration_s=float(ends_s[-1]), length_spread=spread_of(lengths), **load,
+        )
+    ]  # fmt: skip
+
+
+def _metric(where: str, request: Document, name: str) -> float:
+    """Return a metric of a request, times in ms; nan if missing."""
+    found = part(request, "metrics", name)
+    per_ms = 1.0 if found.get("unit", "tokens") == "tokens" else _per_ms(where, name, found["unit"])
+    return number(f"{where}, {name}", found, "value") * per_ms
+
+
+def _per_ms(where: str, metric: str, unit: Any) -> float:
+    if not isinstance(unit, str) or unit not in _MS_OF:
+        raise TableError(f"{where}: {metric} is in {shown(unit)}; valid units are {', '.join(_MS_OF)}")
+    return _MS_OF[unit]
 
 
 def _aiperf_load(where: str, config: Document) -> dict[str, Any]:
@@ -357,11 +444,13 @@ def _aiperf_model(config: Document) -> str:
 
 
 FORMATS: Final = (
+    Format(_PRINTED, _has(TABLE_TITLE), _printed),
     Format(_SGLANG, _has("total_output_tokens_retokenized", "dataset_name"), _sglang),
     Format(_VLLM, _has("tokenizer_id", "num_prompts", "request_throughput"), _vllm),
     Format(_INFERENCE_PERF, _has("load_summary", "successes", "failures"), _inference_perf),
     Format(_GUIDELLM, _is_guidellm, _guidellm),
     Format(_AIPERF, _is_aiperf, _aiperf),
+    Format(_AIPERF, _has(REQUESTS), _aiperf_requests),
     Format(_INFERENCEX, _has("hw", "conc", "framework", "tput_per_gpu"), _inferencex),
 )
 """All formats, in the order in which they are tried."""

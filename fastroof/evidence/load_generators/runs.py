@@ -44,8 +44,9 @@ class GeneratorRun:
 
     What a file does not have is nan or an empty text. Times are means over requests; ``length_spread`` is the
     range of the prompts' lengths over their mean, as if it were uniform. ``concurrency`` are the requests in
-    flight when one arrives, itself included, ``concurrency_from`` how that is known. ``accepted`` are mean
-    tokens per request and step of speculative decoding, ``drafts`` the file's words for it.
+    flight when one arrives, itself included, ``concurrency_from`` how that is known, and ``running`` the mean
+    requests in flight by Little's law, the rate times the mean latency. ``accepted`` are mean tokens per
+    request and step of speculative decoding, ``drafts`` the file's words for it.
     """
 
     file: str
@@ -71,7 +72,23 @@ class GeneratorRun:
     concurrency: float = math.nan
     concurrency_from: str = ""
     requests_per_client: float = math.nan
+    running: float = math.nan
     path: str = ""
+
+    @property
+    def latency_s(self) -> float:
+        """Mean time of a request, s: its latency, or TTFT and the time of its tokens."""
+        return (self.by_tokens_ms if math.isnan(self.latency_ms) else self.latency_ms) / MS_PER_S
+
+    @property
+    def by_tokens_ms(self) -> float:
+        """Mean time of a request by its tokens, ms."""
+        return self.ttft_ms + self.tpot_ms * (self.osl - 1.0)
+
+    @property
+    def has_rate(self) -> bool:
+        """Whether requests were sent at a rate."""
+        return math.isfinite(self.rate_per_s) and self.rate_per_s > 0.0
 
 
 class _InFlight(NamedTuple):
@@ -81,6 +98,7 @@ class _InFlight(NamedTuple):
     concurrency: float = math.nan
     concurrency_from: str = ""
     requests_per_client: float = math.nan
+    running: float = math.nan
 
 
 def with_concurrency(run: GeneratorRun) -> GeneratorRun:
@@ -109,7 +127,7 @@ def _refusal(run: GeneratorRun) -> str:
         )
     if not 0.0 < run.tpot_ms < math.inf:
         return f"the time per output token must be above 0 ms, got {run.tpot_ms:g}"
-    latency_ms, by_tokens_ms = run.latency_ms, _by_tokens_ms(run)
+    latency_ms, by_tokens_ms = run.latency_ms, run.by_tokens_ms
     if latency_ms <= 0.0:
         return f"the latency of a request must be above 0 ms, got {latency_ms:g}"
     if abs(by_tokens_ms / latency_ms - 1.0) > ADDS_UP:
@@ -120,13 +138,9 @@ def _refusal(run: GeneratorRun) -> str:
     return ""
 
 
-def _by_tokens_ms(run: GeneratorRun) -> float:
-    return run.ttft_ms + run.tpot_ms * (run.osl - 1.0)
-
-
 def _in_flight(run: GeneratorRun) -> _InFlight:
-    latency_s = (_by_tokens_ms(run) if math.isnan(run.latency_ms) else run.latency_ms) / MS_PER_S
-    if math.isfinite(run.rate_per_s) and run.rate_per_s > 0.0:
+    latency_s = run.latency_s
+    if run.has_rate:
         return _open(run, latency_s)
     clients = run.clients
     if not clients >= 1.0:
@@ -152,7 +166,8 @@ def _in_flight(run: GeneratorRun) -> _InFlight:
         )
     if refused:
         return _InFlight(refused, requests_per_client=rounds)
-    return _InFlight("", clients, "clients of a closed loop", rounds)
+    known_from = run.concurrency_from or "clients of a closed loop"
+    return _InFlight("", clients, known_from, rounds, busy)
 
 
 def _open(run: GeneratorRun, latency_s: float) -> _InFlight:
@@ -175,7 +190,7 @@ def _open(run: GeneratorRun, latency_s: float) -> _InFlight:
             "there is no steady state; send fewer, or limit them"
         )
     rate = min(rate, sent) if chance else rate
-    met = rate * latency_s
+    met = running = rate * latency_s
     source = f"Little's law, {rate:.4g}/s x {latency_s:.4g} s"
     if run.arrivals == POISSON:
         met, source = met + 1.0, f"{source}, and the request itself: arrivals are Poisson"
@@ -183,4 +198,4 @@ def _open(run: GeneratorRun, latency_s: float) -> _InFlight:
         source = f"{source}, arrivals assumed to be evenly spaced"
     if run.clients >= 1.0:
         met = min(met, run.clients)
-    return _InFlight("", max(met, 1.0), source)
+    return _InFlight("", max(met, 1.0), source, running=running)

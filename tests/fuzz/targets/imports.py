@@ -26,8 +26,8 @@ from fastroof.load.sources import load_sources
 from fastroof.load.steps_file import read_step_rows
 from fastroof.load.trees import load_tree
 from tests.evidence import test_step_files as of_steps
-from tests.evidence.test_engine_arguments import COMPOSE, KUBERNETES, LOG
-from tests.evidence.test_load_generators import RECORDED, vllm
+from tests.evidence.test_engine_arguments import COMPOSE, DOCUMENTS, KUBERNETES, LOG
+from tests.evidence.test_load_generators import PRINTED, RECORDED, aiperf_request, vllm
 from tests.fuzz.arrow_mutators import mutated_table, parquet_bytes
 from tests.fuzz.mutators import mutated_bytes, mutated_text, mutated_tree
 from tests.fuzz.target import SkippedError, Target, Wrong, all_finite
@@ -273,6 +273,32 @@ class OwnRuns(Target):
                     raise Wrong(f"a run of {kept}")
 
 
+class OtherRuns(OwnRuns):
+    """Results of load generators in CSV and YAML, as printed tables, and request by request."""
+
+    name = "runs.others"
+    suffix = ".txt"
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self.texts = {
+            path.name: path.read_bytes() for path in RECORDED.iterdir() if path.suffix in (".csv", ".yaml")
+        }
+        self.texts["table.txt"] = PRINTED.format(times="Mean TPOT (ms): 10.00").encode()
+        self.texts["requests.jsonl"] = "\n".join(aiperf_request(i / 4, 900.0) for i in range(30)).encode()
+
+    def case(self, random: Random) -> bytes:
+        name = random.choice(list(self.texts))
+        return name.encode() + b"\n" + mutated_text(self.texts[name], random, list(self.texts.values()))
+
+    def check(self, case: bytes) -> None:
+        name, _, content = case.partition(b"\n")
+        if name.decode(errors="replace") not in self.texts:
+            raise SkippedError
+        self.path = self.folder / name.decode()
+        super().check(content)
+
+
 class OwnSteps(FolderFiles):
     """Whole steps that vLLM's bench and aisimulate wrote."""
 
@@ -321,6 +347,10 @@ ARGUMENTS = {
     "compose.yaml": COMPOSE.format(model="meta-llama/Llama-3.1-8B").encode(),
     "k8s.yaml": KUBERNETES.format(model="meta-llama/Llama-3.1-8B").encode(),
     "log.txt": LOG.encode(),
+    **{
+        f"{kind}.yaml": text.format(model="meta-llama/Llama-3.1-8B").encode()
+        for kind, text in DOCUMENTS.items()
+    },
     "drafts.txt": b"vllm serve meta-llama/Llama-3.1-8B --speculative-config "
     b'\'{"method": "mtp", "num_speculative_tokens": 3, "draft_tensor_parallel_size": 1}\'\n',
     "drafts.json": b'{"model": "x", "speculative_config": {"decoding_type": "MTP", '
@@ -350,6 +380,6 @@ class EngineArguments(Target):
 
 
 TARGETS = [
-    ConfiguratorPackages, VidurProfiles, LlmServingSimProfiles, Trees, ServingRows, OwnRuns, OwnSteps,
-    EngineArguments,
+    ConfiguratorPackages, VidurProfiles, LlmServingSimProfiles, Trees, ServingRows, OwnRuns, OtherRuns,
+    OwnSteps, EngineArguments,
 ]  # fmt: skip
