@@ -122,7 +122,7 @@ def step_alone(plan: fastroof.StepPlan, batch_size: int, steps: int, kind: str) 
 
 
 def plain_python(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings) -> Baseline:
-    """The plain scheduler that the project replays logs with: a loop over steps, a walk over each batch."""
+    """The second scheduler of the tests: a loop over steps, a walk over each batch."""
     columns = (each.tolist() for each in (trace.arrival_s, trace.input_tokens, trace.output_tokens))
     requests = [TimedRequest(*row) for row in zip(*columns, strict=True)]
     schedule = Schedule(

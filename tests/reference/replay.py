@@ -1,7 +1,4 @@
-"""vLLM's scheduler in plain Python, step by step, of one engine or of ranks of attention data parallelism.
-
-Written to be read, apart from the compiled engine: what a step takes is any function of its requests.
-"""
+"""A second scheduler in plain Python, of open loops: a witness for the first, and a baseline of speed."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats
-from fastroof.errors import BatchError
 from fastroof.units import US_PER_S
 
 WAITING_WEIGHT: Final = 4
@@ -22,17 +18,7 @@ WAITING_WEIGHT: Final = 4
 
 
 class TimedRequest(NamedTuple):
-    """One request of a log.
-
-    Attributes
-    ----------
-    arrival_s : float
-        When the engine has it, s.
-    prompt_tokens, output_tokens : int
-        Its prompt, and its output with the first token.
-    cached_tokens : int
-        Tokens of its prompt that its first chunk finds in the prefix cache.
-    """
+    """One request; its first chunk finds cached tokens of its prompt."""
 
     arrival_s: float
     prompt_tokens: int
@@ -42,34 +28,18 @@ class TimedRequest(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """How an engine makes steps of requests.
+    """How an engine makes steps of requests: the limits of one rank; the steps of all ranks start together.
 
-    Attributes
-    ----------
-    max_num_seqs, max_num_batched_tokens : int
-        Requests that run at once, and new tokens of a step, at most; of one rank.
-    num_blocks : int or None
-        Blocks of KV cache that a rank can give to requests; None: more than they need.
-    block_size : int
-        Tokens of a block.
-    ranks : int
-        Engines of attention data parallelism, whose steps start together.
-    is_asynchronous : bool
-        Whether a step is scheduled while the one before it runs, so that arrivals, free places and free
-        blocks are seen a step late.
+    An asynchronous one makes a step while the one before it runs, so that arrivals, free places and free
+    blocks are seen a step late.
     """
 
     max_num_seqs: int
     max_num_batched_tokens: int
-    num_blocks: int | None = None
+    num_blocks: int
     block_size: int = 16
     ranks: int = 1
     is_asynchronous: bool = True
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_num_batched_tokens", "block_size", "ranks"):
-            if getattr(self, name) < 1:
-                raise BatchError(f"{name} must be at least 1, got {getattr(self, name)}")
 
     def blocks_of(self, tokens: int) -> int:
         """Return the blocks that so many tokens of one request need."""
@@ -77,24 +47,10 @@ class Schedule:
 
 
 class ReplayedTimes(NamedTuple):
-    """What the clients of a replay saw, a value a request in their order.
-
-    Attributes
-    ----------
-    first_token_s, last_token_s : ndarray of float64
-        When they had them, on the clock of the arrivals, s.
-    ttft_ms, tpot_ms, e2e_ms : ndarray of float64
-        Time to the first token, mean time per output token after it (nan of outputs of one token), time to
-        the last token, ms.
-    steps, preemptions : int
-        Steps that ran, and requests that lost their blocks in between.
-    """
+    """When each client had its first and last token, on the clock of the arrivals."""
 
     first_token_s: Floats
     last_token_s: Floats
-    ttft_ms: Floats
-    tpot_ms: Floats
-    e2e_ms: Floats
     steps: int
     preemptions: int
 
@@ -138,7 +94,7 @@ class _Rank:
     preemptions: int = 0
 
     def __post_init__(self) -> None:
-        self.free: float = math.inf if self.schedule.num_blocks is None else self.schedule.num_blocks
+        self.free = self.schedule.num_blocks
 
     @property
     def load(self) -> int:
@@ -218,41 +174,12 @@ def replay(
     step_us: Callable[[Sequence[RankStep]], float],
     schedule: Schedule,
 ) -> ReplayedTimes:
-    """Replay requests through the scheduler of vLLM.
+    """Replay requests through the scheduler of vLLM, with what a step of each rank's requests takes, us.
 
-    Parameters
-    ----------
-    requests : sequence of TimedRequest
-        In any order; equal arrivals keep theirs.
-    step_us : callable
-        What a step takes, us, of the new tokens and the context of each request of each rank.
-    schedule : Schedule
-        The engine's.
-
-    Returns
-    -------
-    ReplayedTimes
-        Of each request.
-
-    Raises
-    ------
-    BatchError
-        If there is no request, one has no tokens, or one can never have the blocks that it needs.
-
-    Notes
-    -----
     Where steps are scheduled asynchronously, step k + 1 is made when step k starts: with the arrivals until
     then, and with the places and blocks of requests that ended with step k - 1. An idle engine starts at an
     arrival. A new request goes to the rank with the least load. After a preemption nothing is cached.
-
-    Examples
-    --------
-    >>> one_ms = lambda ranks: 1000.0
-    >>> seen = replay([TimedRequest(0.0, 100, 3)], one_ms, Schedule(8, 2048))
-    >>> seen.first_token_s.tolist(), seen.last_token_s.round(4).tolist()
-    ([0.001], [0.003])
     """
-    _check(requests, schedule)
     by_arrival = sorted(range(len(requests)), key=lambda index: requests[index].arrival_s)
     arrivals = deque(by_arrival)
     ranks = [_Rank(schedule) for _ in range(schedule.ranks)]
@@ -288,36 +215,7 @@ def replay(
                     rank.finish(request)
         if queue:
             end_s = now_s + _step_s(queue[0], step_us)
-    arrival_s = np.array([request.arrival_s for request in requests])
-    gaps = np.array([request.output_tokens - 1.0 for request in requests])
-    gaps[gaps == 0.0] = math.nan
-    return ReplayedTimes(
-        first_s,
-        last_s,
-        (first_s - arrival_s) * 1e3,
-        (last_s - first_s) * 1e3 / gaps,
-        (last_s - arrival_s) * 1e3,
-        steps,
-        sum(rank.preemptions for rank in ranks),
-    )
-
-
-def _check(requests: Sequence[TimedRequest], schedule: Schedule) -> None:
-    if not requests:
-        raise BatchError("nothing to replay: need at least one request")
-    for index, (arrival_s, prompt, output, cached) in enumerate(requests):
-        if not math.isfinite(arrival_s) or arrival_s < 0.0 or prompt < 1 or output < 1:
-            raise BatchError(
-                f"request {index} needs an arrival from 0 s on, and a prompt and an output of at least 1 "
-                f"token; got {arrival_s:g} s, {prompt} and {output}"
-            )
-        if not 0 <= cached < prompt:
-            raise BatchError(
-                f"request {index} has {cached} cached tokens; of {prompt} at least one must be computed"
-            )
-        needed = schedule.blocks_of(prompt + output)
-        if schedule.num_blocks is not None and needed > schedule.num_blocks:
-            raise BatchError(f"request {index} needs {needed} blocks, there are {schedule.num_blocks}")
+    return ReplayedTimes(first_s, last_s, steps, sum(rank.preemptions for rank in ranks))
 
 
 def _arrive(requests: Sequence[TimedRequest], index: int, ranks: Sequence[_Rank]) -> None:

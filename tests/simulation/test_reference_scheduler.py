@@ -1,4 +1,4 @@
-"""The naive scheduler against examples worked by hand, and against the replay of logs."""
+"""The naive scheduler against examples worked by hand, and against a second one."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from random import Random
 import numpy as np
 import pytest
 
-from tests.reference.fleet import serve
+from tests.reference.fleet import Fleet, serve
 from tests.reference.made_workloads import a_trace, an_engine, made_workload
+from tests.reference.pools import Pool
 from tests.reference.replay import Schedule, TimedRequest, replay
 from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT
 
@@ -210,9 +211,16 @@ def test_a_slower_clock_slows_steps_alone():
     assert times(seen, "last_us") == [422.0, 1e6 + 220.0]
 
 
+def test_ranks_take_turns_and_step_together():
+    trace, pool = a_trace([0] * 3, [10, 20, 30], [2, 1, 1]), Pool(an_engine(), step_us, ranks=2)
+    seen = Fleet(trace, pool).run()
+    of_ranks = [[made.new_tokens for made in flight.made] for flight in seen.flights]
+    assert of_ranks == [[[10, 30], [20]], [[1], []]]
+
+
 @pytest.mark.slow
-def test_it_is_the_replay_of_logs():
-    """Open loops of mixed steps are what logs are replayed as, in seconds there."""
+def test_it_is_the_second_scheduler():
+    """Open loops of mixed steps; times are in seconds there."""
     compared = preemptions = 0
     for seed in range(400):
         trace, engine, _, _ = made_workload(Random(seed))

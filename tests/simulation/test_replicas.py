@@ -253,8 +253,8 @@ def test_a_request_without_room_stops_the_loop(dp: int, arrivals_s: list[float])
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
-def test_ranks_are_those_of_the_replay(asynchronous: bool) -> None:
-    """The replay of logs counts in seconds: with times in halves of a us both are exact."""
+def test_ranks_are_those_of_the_second_scheduler(asynchronous: bool) -> None:
+    """It counts in seconds: with times in halves of a us both are exact."""
     rng = np.random.default_rng(asynchronous)
     plan = a_plan(3, "lockstep=all")
 
