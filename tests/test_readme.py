@@ -200,8 +200,9 @@ def test_install_and_test_commands_are_those_of_ci() -> None:
     assert len(install) == 1, "the README names one command that installs a clone"
     assert len(test) == 1, "the README names one command that runs the tests"
     stages = ci_commands()
-    # CI runs all of the tests but repetitions for releases, and slow ones in turns
-    assert [*test[0], "--all", "-m", "not release", "--slow-part", "$slow"] in stages
+    # CI runs all of the tests but repetitions for releases, slow ones in turns, and benchmarks
+    turns = [*test[0], "--all", "-m", "not release", "--slow-part", "$slow", "--benchmark-disable"]
+    assert [*turns, "tests", "fastroof", "kernels_bench", "benchmarks"] in stages
 
     # and installs the same from pins: those of the command's extras, and the clone without looking further
     extras = set(re.fullmatch(r"\.\[([\w,]+)\]", install[0][3])[1].split(","))
