@@ -300,7 +300,7 @@ def named_columns(columns: list[str], what: str, reading: Reading) -> NamedColum
         # fastroof's own name takes precedence, and others over what gateways call further times
         first = [column for column in matches if column_key(column) == names[0]]
         matches = first or [column for column in matches if column_key(column) not in LESS_USUAL] or matches
-        if len(matches) > 1 and field != "status":
+        if len(matches) > 1 and (field != "status" or matches.count(matches[0]) > 1):
             raise TraceError(
                 f"{what}: columns {' and '.join(map(repr, matches))} all have {role}: keep one, or name it "
                 f"(columns or --columns, such as {EXAMPLE_COLUMNS})"

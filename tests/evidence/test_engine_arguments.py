@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 from pathlib import Path
 from typing import Any
 
@@ -611,20 +610,3 @@ def test_without_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(f"vllm serve {LLAMA}")
     with pytest.raises(TableError, match="give --gpu h100"):
         read_engine_arguments(tmp_path / "a.txt")
-
-
-def test_a_changed_file_is_read_or_refused(tmp_path: Path) -> None:
-    command = f"vllm serve {LLAMA} --tensor-parallel-size 4 --kv-cache-dtype fp8 --max-num-seqs 64 --port 80"
-    generator = random.Random(5)
-    for suffix in (".txt", ".json", ".toml", ".yaml"):
-        document = json.dumps({"engine": "vllm", "model": LLAMA, "tp": 4, "a": {"b": [1, {"c": None}]}})
-        texts = {".txt": [command, LOG], ".toml": [f'engine="vllm"\nmodel="{LLAMA}"\ntp=4']}
-        texts[".yaml"] = [document, COMPOSE.format(model=LLAMA), KUBERNETES.format(model=LLAMA)]
-        for _ in range(60):
-            cut = list(generator.choice(texts.get(suffix, [document])))
-            for _ in range(generator.randint(1, 4)):
-                cut[generator.randrange(len(cut))] = generator.choice("'\"{}[]=-\\ \n#9x\0")
-            try:
-                started(tmp_path, "".join(cut[: generator.randint(1, len(cut))]), f"a{suffix}")
-            except FastroofError:
-                continue

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,10 +20,9 @@ from fastroof import StepBatch, StepPlan, Tables, compile_plan
 from fastroof.cli import app
 from fastroof.engines import StepCosts, engine_of_version
 from fastroof.engines.launch.vllm_forward import case_text
-from fastroof.errors import FastroofError, TableError
+from fastroof.errors import TableError
 from fastroof.evidence.own_fit import fit_own_runs
 from fastroof.evidence.own_runs import OwnRuns, read_own_runs
-from fastroof.evidence.steps.forward_bench import read_cases
 from fastroof.evidence.steps.measured_steps import phase_of
 from fastroof.evidence.validation import validate_own
 from fastroof.plan.speculation import mtp_draft
@@ -441,51 +439,3 @@ def test_kernels_alone_fit_nothing(tmp_path: Path, tables: Tables, engine: StepP
     path = table_of(tmp_path, times_of(engine), backend="sglang", backend_version="0.5.14")
     with pytest.raises(TableError, match="nothing of an engine: use fastroof validate"):
         fit_own_runs(read_own_runs((), steps=path), tables)
-
-
-# -- whatever a file holds --------------------------------------------------------------------------
-
-
-def mutated(value: Any, generator: random.Random) -> Any:
-    odd = [None, -1, 0, 1e300, float("nan"), "x", [], {}, True, 2**70, "\u0000"]
-    if isinstance(value, dict) and value and generator.random() < 0.9:
-        key = generator.choice(list(value))
-        return {**value, key: mutated(value[key], generator)}
-    if isinstance(value, list) and value and generator.random() < 0.9:
-        at = generator.randrange(len(value))
-        return [*value[:at], mutated(value[at], generator), *value[at + 1 :]]
-    return generator.choice(odd)
-
-
-@pytest.mark.parametrize("seed", range(150))
-def test_any_forward_file_is_read_or_an_error(tmp_path: Path, seed: int) -> None:
-    generator = random.Random(seed)
-    document: Any = [case("decode", [(1, 99)] * 2, 5e3), case("mix", [(64, 0), (1, 9)], 6e3)]
-    for _ in range(generator.randrange(1, 3)):
-        document = mutated(document, generator)
-    path = written(tmp_path, document)
-    try:
-        own = read(path)
-    except FastroofError:
-        return
-    assert len(own.steps) == len(read_cases(path))
-    for step in own.steps:
-        assert step.latency_us > 0.0
-        assert min(step.new_tokens) >= 1
-        assert min(step.context_len) >= 0
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_any_table_is_read_or_an_error(tmp_path: Path, seed: int) -> None:
-    generator = random.Random(seed)
-    path = table_of(tmp_path, lambda *_: 1.0)
-    path.with_suffix(".metadata.json").unlink()
-    content = bytearray(path.read_bytes())
-    for _ in range(generator.randrange(1, 6)):
-        content[generator.randrange(len(content))] = generator.randrange(256)
-    path.write_bytes(bytes(content[: generator.choice([len(content), generator.randrange(len(content))])]))
-    try:
-        steps = read_own_runs((), steps=path).steps
-    except FastroofError:
-        return
-    assert all(step.latency_us > 0.0 for step in steps)

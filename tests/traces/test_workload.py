@@ -197,43 +197,6 @@ def test_a_workload_without_a_rate_is_refused() -> None:
     assert fastroof.Workload(rate=3).requests_per_s == 3
 
 
-def test_odd_arguments_are_drawn_from_or_refused() -> None:
-    random = np.random.default_rng(7)
-    numbers = [
-        None,
-        0,
-        1,
-        -1,
-        2,
-        1.5,
-        float("nan"),
-        float("inf"),
-        2**70,
-        -(2**70),
-        10**5,
-        1e-300,
-        1e300,
-        True,
-    ]
-    words = ["", "x", "5:6", "lognormal:5:1:3", "lognormal:1e99:1", "uniform:1:5", "uniform:5:1", "file:"]
-    words += ["file:/nowhere", "share:0.5", "share:nan", "closed", "gamma", "ramp", "constant", "\0"]
-    others = [[], [1], (1, 2), (0, 0), {}, object(), np.int64(5), np.float64(2.5), np.array([1, 2]), b"5"]
-    odd = [*numbers, *words, *others]
-    names = ["rate", "arrivals", "burstiness", "ramp", "clients", "think_s", "requests", "isl",
-             "osl", "cached_tokens", "seed"]  # fmt: skip
-    drawn = 0
-    for _ in range(3000):
-        chosen = random.choice(names, size=random.integers(1, 4), replace=False)
-        try:
-            workload = Workload(**{name: odd[random.integers(len(odd))] for name in chosen})
-            trace = workload.trace(rate=None if workload.is_closed else 3)
-        except TraceError:
-            continue
-        drawn += 1
-        assert len(trace) == workload.requests
-    assert drawn > 50
-
-
 @pytest.mark.parametrize("ramp", [(5e-324, 5e-324), (1e308, 1e308), (0, 1e-320), (1, 1e10)])
 def test_ramps_without_a_finite_mean_are_refused(ramp: tuple[float, ...]) -> None:
     with pytest.raises(TraceError, match="ramp must be two or more rates"):

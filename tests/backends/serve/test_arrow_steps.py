@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import tracemalloc
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ import fastroof
 from fastroof.backends.serve import arrow_steps
 from fastroof.backends.serve.arrow_steps import read_steps, read_times, write_stream, write_times
 from fastroof.backends.serve.limits import ServeLimits
-from fastroof.errors import BackendError, BatchError, FastroofError, PlanRangeError
-from tests.fuzz.mutators import mutated_bytes
+from fastroof.errors import BackendError, BatchError, PlanRangeError
 
 SMALL = "llama-3.1-8b"
 LIMITS = ServeLimits(max_steps=1000, max_requests=2000)
@@ -205,31 +203,6 @@ def test_metadata_and_batches_are_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     assert read_steps(stream(one, one, one), LIMITS).num_steps == 3
     with pytest.raises(BackendError, match="more than 3 record batches"):
         read_steps(stream(one, one, one, one), LIMITS)
-
-
-def test_spoilt_streams_are_answered_or_refused(plan: fastroof.StepPlan) -> None:
-    """Bytes of good streams changed anywhere: an answer or a FastroofError, whatever they claim."""
-    rng = Random(35)
-    lists = pa.list_(pa.int32())
-    whole = [
-        stream(decodes([1, 7, 64], [9, 700, 9000], pa.int32())),
-        stream(decodes([1, 7], [9, 700]), decodes([1, None], [9, 700])),
-        stream(requests([[1], [2, 3], []], [[1], [2, 3], []], lists)),
-        stream(requests([[1, None], [2]], [[0, 9], [5]], pa.large_list(pa.int64()))),
-    ]
-    met = [0, 0]
-    for number in range(3000):
-        body = mutated_bytes(whole[number % len(whole)], rng, whole)
-        try:
-            steps = read_steps(body, LIMITS)
-            found = steps.times_us(plan)
-        except FastroofError:
-            met[1] += 1
-        else:
-            met[0] += 1
-            assert (found >= 0).all()
-            assert len(found) == steps.num_steps
-    assert min(met) > 20
 
 
 def test_times_are_written_and_read_to_the_bit() -> None:

@@ -254,7 +254,7 @@ class OwnRuns(Target):
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.path = folder / "run.json"
-        self.documents = [json.loads(path.read_text()) for path in sorted(RECORDED.glob("*.json"))]
+        self.documents = [json.loads(path.read_text()) for path in sorted(RECORDED.glob("*.json*"))]
         self.documents.append(vllm())
 
     def case(self, random: Random) -> bytes:

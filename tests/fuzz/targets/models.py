@@ -29,7 +29,8 @@ def answers(file: Any) -> None:
         if kind.activation_width(model.hidden, Layout()) < 0:
             raise Wrong("activations are narrower than nothing")
         kind.calls(model.hidden, Layout(), Execution())
-    hash(model)
+    if hash(model) != hash(copy.deepcopy(model)):
+        raise Wrong("equal models have several hashes")
 
 
 def valid_files() -> list[Any]:
