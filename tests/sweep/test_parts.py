@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,11 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastroof import SweepError
-from fastroof.sweep import checkpoint, load_spec, run_sweep
-from fastroof.sweep.checkpoint import Checkpoint, parts_folder
-from fastroof.sweep.executors import local_results
-from fastroof.sweep.kind import load_tables_by_gpu
-from fastroof.sweep.kinds import sweep_of
+from fastroof.sweep import checkpoint, run_sweep
+from fastroof.sweep.checkpoint import parts_folder
 from fastroof.sweep.steps import StepSweep
 
 SPEC: dict[str, Any] = {
@@ -191,56 +185,3 @@ def test_a_part_of_another_sweep_is_dropped(tmp_path: Path, output: Path) -> Non
     (parts_folder(other) / "000000000.arrow").replace(parts_folder(output) / "000000000.arrow")
     run_sweep(SPEC, output, resume=True)
     assert pq.read_table(output).equals(pq.read_table(tmp_path / "whole.parquet"))
-
-
-FLIPS, WHOLE_RUNS = 100, 2
-
-
-@pytest.mark.slow
-def test_no_flipped_bit_of_a_part_changes_a_row(
-    tmp_path: Path, output: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run_sweep(SPEC, tmp_path / "whole.parquet")
-    whole = pq.read_table(tmp_path / "whole.parquet")
-    kept = tree(parts_folder(output))
-    draw = random.Random(21)
-
-    def damage() -> None:
-        for path in parts_folder(output).iterdir():
-            path.unlink()
-        for name, content in kept.items():
-            (parts_folder(output) / name).write_bytes(content)
-        name = draw.choice([name for name in kept if name.endswith(".arrow")])
-        damaged = bytearray(kept[name])
-        bit = draw.randrange(8 * len(damaged))
-        damaged[bit // 8] ^= 1 << bit % 8
-        (parts_folder(output) / name).write_bytes(damaged)
-
-    for _ in range(WHOLE_RUNS):
-        parts_folder(output).mkdir(mode=0o755, exist_ok=True)
-        damage()
-        run_sweep(SPEC, output, resume=True)
-        assert pq.read_table(output).equals(whole)
-
-    # the others without tables, plans and the output's file
-    sweep = sweep_of(load_spec(SPEC))
-    identity = json.loads(kept["manifest.json"])
-    units = sweep.units()
-    right = list(local_results(sweep, units, load_tables_by_gpu(sweep), 1))
-    monkeypatch.setattr(os, "fsync", lambda _: None)
-    parts_folder(output).mkdir(mode=0o755)
-    for _ in range(FLIPS - WHOLE_RUNS):
-        damage()
-        evaluated: list[int] = []
-
-        def evaluate(some: Any, into: list[int] = evaluated) -> Any:
-            into.extend(unit.number for unit in some)
-            yield from (right[unit.number] for unit in some)
-
-        with contextlib.suppress(KeyboardInterrupt), Checkpoint(sweep, output, identity, resume=True) as here:
-            results = list(here.results(units, evaluate))
-            raise KeyboardInterrupt
-        assert len(evaluated) == len(units) - 2
-        assert [result._replace(evaluate_s=0.0) for result in results] == [
-            result._replace(evaluate_s=0.0) for result in right
-        ]

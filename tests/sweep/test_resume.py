@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
-import resource
 import shutil
 import signal
 import subprocess
@@ -123,41 +121,6 @@ def whole(tmp_path: Path) -> Callable[[Any], tuple[Any, Any]]:
         return summary, pq.read_table(tmp_path / "whole.parquet")
 
     return run
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [pytest.param("pareto", marks=pytest.mark.release), "steps"])
-def test_killed_at_random_moments_it_gives_the_same_result(tmp_path: Path, whole: Any, name: str) -> None:
-    spec = SPECS[name]
-    write_toml(spec, tmp_path / "spec.toml")
-    folder = parts_folder(tmp_path / "r.parquet")
-    moments = random.Random(7)
-    kills = 0
-    for _ in range(3):
-        before = len(list(folder.glob("*.arrow"))) if folder.is_dir() else 0
-        running = child(tmp_path, "--resume")
-        while len(list(folder.glob("*.arrow"))) <= before and running.poll() is None:
-            time.sleep(0.005)
-        time.sleep(moments.uniform(0.0, 0.08))
-        running.kill()
-        kills += running.wait() == -signal.SIGKILL
-        running.communicate()
-        assert not (tmp_path / "r.parquet").exists()
-    assert kills == 3
-    # a torn file, as of a machine that lost its power, and one that was being written
-    torn = sorted(folder.glob("*.arrow"))[0]
-    torn.write_bytes(torn.read_bytes()[:-100])
-    (folder / f".000000099.arrow.{'0' * 32}").write_bytes(b"ARROW1")
-    summary = run_sweep(spec, tmp_path / "r.parquet", resume=True)
-    expected, rows = whole(spec)
-    assert pq.read_table(tmp_path / "r.parquet").equals(rows)
-    assert summary.infeasible == expected.infeasible
-    assert summary.best == expected.best
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "r.parquet",
-        "spec.toml",
-        "whole.parquet",
-    ]
 
 
 @pytest.mark.slow
@@ -281,28 +244,6 @@ def test_nothing_is_kept_of_a_sweep_of_which_nothing_comes(tmp_path: Path) -> No
     with pytest.raises(SweepError, match="nothing to evaluate"):
         run_sweep({**STEPS, "models": "llama-2-70b", "tp": 1}, tmp_path / "r.parquet")
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_a_full_disk_ends_in_words_and_can_be_resumed(tmp_path: Path, whole: Any) -> None:
-    output = tmp_path / "r.parquet"
-    run = "import signal; signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n" + SLOW_CHILD.format(
-        size=UNIT_SIZE
-    ).replace("0.03", "0.0")
-    write_toml(STEPS, tmp_path / "spec.toml")
-    limit = 3000
-    made = subprocess.run(
-        [sys.executable, "-c", run, "sweep", "spec.toml", "--quiet", "-o", "r.parquet"],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, text=True, stderr=subprocess.PIPE,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit)), check=False,
-    )  # fmt: skip
-    assert made.returncode == 2
-    assert made.stderr.startswith("fastroof: error: ")
-    assert "cannot be written (" in made.stderr
-    assert "Traceback" not in made.stderr
-    assert not output.exists()
-    run_sweep(STEPS, output, resume=True)
-    assert pq.read_table(output).equals(whole(STEPS)[1])
 
 
 def test_an_unwritable_folder_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
-import sys
 
 import pytest
 
@@ -26,20 +24,3 @@ def loaded(exported):
     if path is None:
         pytest.skip("no C compiler links the shared library")
     return ctypes.CDLL(str(path))
-
-
-@pytest.fixture
-def opened_of_fuzzed(loaded):
-    """Run a program over wrong files in a process of its own: how many of them it could open."""
-
-    def run(program, plan, seed):
-        done = subprocess.run(
-            [sys.executable, "-c", program, loaded._name, plan, str(seed)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert (done.returncode, done.stderr) == (0, "")
-        return int(done.stdout)
-
-    return run

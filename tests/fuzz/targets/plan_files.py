@@ -48,6 +48,7 @@ class PlanFiles(Target):
             "stages": plan_bytes(staged, "stages"),
             "first": first_version(plan.arena, self.text),
         }
+        self.near = {name: _facts(content) for name, content in self.files.items()}
 
     def examples(self) -> list[bytes]:
         return [f"{name} as it is".encode() for name in self.files]
@@ -63,12 +64,13 @@ class PlanFiles(Target):
         floats = int.from_bytes(content[24:32], "little")
         for _ in range(random.choice((1, 1, 2, 3))):
             what = random.random()
-            # the header, the plan's own header, its times, or anywhere
+            # the header, the plan's own header, its times, facts of it or of its stages, or anywhere
             at = 8 * random.choice(
                 (
                     random.randrange(8),
                     8 + random.randrange(24),
                     8 + random.randrange(floats),
+                    random.choice(self.near[name]),
                     random.randrange(words),
                 )
             )
@@ -116,6 +118,20 @@ class PlanFiles(Target):
                     raise Wrong(f"a step takes {out[0]} us")
         if loops.FILE_HEADER + 8 * len(arena) > len(self.path.read_bytes()):
             raise Wrong("the plan is longer than its file")
+
+
+def _facts(content: bytes) -> list[int]:
+    """Return the words of all headers, of facts and of their lists; a stage is a file within a file."""
+    words = np.frombuffer(content[: len(content) // 8 * 8], np.int64)
+    starts = [int(start) for start in np.flatnonzero(words == words[0])]
+    found = [start + word for start in starts for word in range(1, 8)]
+    for start in starts:
+        facts = start + 8 + int(words[start + 5])
+        if start + 8 < facts < len(words) - 32:
+            found += range(facts, facts + 32)
+            found += [8 + start + int(words[facts + 1]) + i for i in range(8)]
+            found += [8 + start + int(words[facts + 3]) + i for i in range(4)]
+    return [word for word in found if 0 < word < len(words)]
 
 
 def _text(plan: fastroof.StepPlan) -> bytes:

@@ -32,6 +32,9 @@ TAKES = {
     "fastroof_verify_us": (POINTER, I64, I64, I64, POINTER),
     "fastroof_memory": (POINTER, POINTER),
     "fastroof_layout": (POINTER, POINTER),
+    "fastroof_kv_bytes": (POINTER, I64, POINTER, POINTER),
+    "fastroof_kv_transfer_us": (POINTER, POINTER, I64, ctypes.c_double, ctypes.c_double, POINTER),
+    "fastroof_pipeline_us": (POINTER, POINTER, POINTER, I64, POINTER, I64, POINTER, POINTER),
     "fastroof_num_stages": (POINTER,),
     "fastroof_stage": (POINTER, I64),
 }
@@ -141,6 +144,11 @@ class PlanFilesInC(PlanFiles):
             function(plan, held.ctypes.data)
         if not (held[16:] == 7).all():
             raise Wrong("facts are written beyond their place")
+        out, steps = np.zeros(256), [np.array(one, np.int64) for one in ([1, 1, 5], [9, 99, 0], [0, 2, 3])]
+        to, (new, context, offsets) = out.ctypes.data, (one.ctypes.data for one in steps)
+        library.fastroof_kv_bytes(plan, 2**28, to, to)
+        library.fastroof_kv_transfer_us(plan, plan, 2**28, 0.0, 0.0, to)
+        library.fastroof_pipeline_us(plan, new, context, 3, offsets, 2, to, to)
         us = ctypes.c_double(-1.0)
         for tokens in (1, 2, 5):
             if library.fastroof_verify_us(plan, 2, 100, tokens, ctypes.byref(us)) == 0 and math.isnan(
