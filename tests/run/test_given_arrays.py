@@ -2,6 +2,7 @@
 
 import warnings
 from array import array
+from contextlib import suppress
 from fractions import Fraction
 
 import numpy as np
@@ -109,14 +110,14 @@ TAKEN |= {("a trace's arrivals", "texts"), ("threads", "an integer of 5,001 digi
 TAKEN |= {("max_num_batched_tokens", "nothing")}
 
 
-@pytest.mark.parametrize("what", NO_NUMBERS)
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_everything_but_numbers_is_refused_as_input(entry, what):
-    if (entry, what) in TAKEN:
-        ENTRIES[entry](NO_NUMBERS[what])
-        return
-    with pytest.raises(fastroof.FastroofError):
-        ENTRIES[entry](NO_NUMBERS[what])
+def test_everything_but_numbers_is_refused_as_input(entry):
+    taken = set()
+    for what, given in NO_NUMBERS.items():
+        with suppress(fastroof.FastroofError):
+            ENTRIES[entry](given)
+            taken.add((entry, what))
+    assert taken == {one for one in TAKEN if one[0] == entry}
 
 
 MESSAGES = (
@@ -181,13 +182,13 @@ def _batch(sizes):
     return fastroof.StepBatch(sizes, sizes, np.array([0, 1, 3], sizes.dtype))
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("answer", ANSWERS)
 @pytest.mark.parametrize("plan", [PLAN, WINDOWED, DATASHEET], ids=["tables", "windows", "datasheet"])
-def test_the_caller_s_type_changes_no_answer(plan, answer, kind):
+def test_the_caller_s_type_changes_no_answer(plan, answer):
     sizes = np.array([1, 2, 60])
     expected = ANSWERS[answer](plan, sizes)
-    assert np.array_equal(ANSWERS[answer](plan, sizes.astype(kind)), expected)
+    for kind in KINDS:
+        assert np.array_equal(ANSWERS[answer](plan, sizes.astype(kind)), expected), kind
 
 
 @pytest.mark.parametrize("sizes", [(64, 127), (1000, 8000)])

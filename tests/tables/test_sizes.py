@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fastroof.columns import ORIGIN_BORROWED
-from fastroof.errors import FastroofError, LookupInputError, MissingTableError
+from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.tables.lookup import checked_points
 
 QUERIES: dict[str, dict[str, Any]] = {
@@ -33,20 +33,18 @@ TEXTS = [
 METHODS = ("roofline", "linear_mfu", "nearest", "floor")
 
 
+NO_SIZES = [
+    1.5, float("nan"), float("inf"), -float("inf"), 0, -1, -(2**63), 2**41, 2**63 - 1, 2**64 - 1, 2**70,
+    True, False, None, "64", b"64", 1j, [1, 0], [1, -5], [1.0, float("nan")], [True, False], ["a"],
+    np.uint64(2**63), np.float32("nan"), np.datetime64(1, "s"),
+]  # fmt: skip
+
+
 @pytest.mark.parametrize(("operator", "name"), SIZES)
-@pytest.mark.parametrize(
-    "bad",
-    [
-        1.5, float("nan"), float("inf"), -float("inf"), 0, -1, -(2**63), 2**41, 2**63 - 1, 2**64 - 1, 2**70,
-        True, False, None, "64", b"64", 1j, [1, 0], [1, -5], [1.0, float("nan")], [True, False], ["a"],
-        np.uint64(2**63), np.float32("nan"), np.datetime64(1, "s"),
-    ],
-    ids=repr,
-)  # fmt: skip
-def test_invalid_sizes_are_refused_by_name(h100, operator, name, bad):
-    with pytest.raises(LookupInputError, match=rf"\b{name}\b") as error:
-        h100.lookup(operator, **{**QUERIES[operator], name: bad})
-    assert isinstance(error.value, FastroofError)
+def test_invalid_sizes_are_refused_by_name(h100, operator, name):
+    for bad in NO_SIZES:
+        with pytest.raises(LookupInputError, match=rf"\b{name}\b"):
+            h100.lookup(operator, **{**QUERIES[operator], name: bad})
 
 
 @pytest.mark.parametrize(

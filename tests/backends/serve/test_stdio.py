@@ -222,43 +222,6 @@ def test_a_wrong_line_gets_one_error_and_the_next_is_answered(plans, served, wro
         raise BackendError(error["message"])
 
 
-ANY_JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: (
-        st.lists(inner, max_size=4)
-        | st.dictionaries(
-            st.sampled_from(
-                [
-                    "id",
-                    "plan",
-                    "requests",
-                    "batch_size",
-                    "kv_len",
-                    "new_tokens",
-                    "context_len",
-                    "offsets",
-                    "describe",
-                ]
-            ),
-            inner,
-            max_size=5,
-        )
-    ),
-    max_leaves=12,
-).map(lambda value: json.dumps(value).encode())
-ANY_LINE = st.binary(max_size=60).filter(lambda line: b"\n" not in line) | ANY_JSON
-
-
-@given(st.lists(ANY_LINE, max_size=6))
-def test_any_lines_are_answered_one_by_one(plans, served, wrong):
-    good = b'{"id": "good", "plan": 0, "batch_size": 64, "kv_len": 4096}'
-    replies = lines(served, *[line for each in wrong for line in (each, good)])
-    good = [reply for reply in replies if reply["id"] == "good"]
-    assert len(good) == len(wrong)
-    assert len(replies) == len(wrong) + sum(bool(line.strip()) for line in wrong)
-    assert all(reply["latency_us"] == [plans["eight"].decode_us(64, 4096)] for reply in good)
-
-
 # ---------------------------------------------------------------------------------------------- limits
 
 

@@ -13,6 +13,7 @@ from fastroof.models.execution import Execution
 from fastroof.models.named import PRESETS, preset_config
 from tests.fuzz.mutators import mutated_tree
 from tests.fuzz.target import Target, TextFiles, Wrong
+from tests.models.quantisation.test_methods import METHODS
 from tests.models.test_families import CASES
 
 
@@ -47,11 +48,15 @@ class Configs(Target):
     def prepare(self, folder: Path) -> None:
         super().prepare(folder)
         self.files = valid_files()
+        self.methods = [method for method, _, _ in METHODS.values()]
 
     def case(self, random: Random) -> bytes:
         config = mutated_tree(random.choice(self.files), random, self.files)
         if isinstance(config, dict) and random.random() < 0.05:
             config = {**config, "text_config": random.choice(self.files)}
+        if random.random() < 0.2:
+            method = mutated_tree(random.choice(self.methods), random, self.methods)
+            config = {**random.choice(self.files), "quantization_config": method}
         return json.dumps(config).encode()
 
     def check(self, case: bytes) -> None:

@@ -95,8 +95,9 @@ class Pages(Target):
         view = View.of(parse_json(body, "a view", BatchError))
         if view.num_requests > 1000 or view.osl > 1000:
             raise SkippedError  # fine, and takes long
-        reply = write_reply(for_json(answer(self.store, view)))
-        json.loads(reply, parse_constant=_no_constant)
+        reply = json.loads(write_reply(for_json(answer(self.store, view))), parse_constant=_no_constant)
+        if answer is step_answer and not reply["step"]["latency_us"] > 0.0:
+            raise Wrong(f"a step takes {reply['step']['latency_us']} us")
 
 
 def _no_constant(word: str) -> None:
