@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from itertools import accumulate
 
 import numpy as np
 import pytest
@@ -196,14 +197,11 @@ def test_mean_sums_are_sums_over_chunks(tokens, chunk, start, window):
 
 def naive_chunks(isl: int, chunk: int, window: int):
     """Own pairs, pairs with what is before and tokens read, over all chunks of a prompt."""
-
-    def pairs(tokens):
-        return sum(min(i, window) for i in range(1, tokens + 1))
-
+    pairs = list(accumulate(min(i, window) for i in range(isl + 1)))
     own = crossed = read = 0
     for context in range(0, isl, chunk):
-        own += pairs(chunk)
-        crossed += pairs(context + chunk) - pairs(context) - pairs(chunk)
+        own += pairs[chunk]
+        crossed += pairs[context + chunk] - pairs[context] - pairs[chunk]
         read += min(context, window - 1)
     return own, crossed, read
 

@@ -51,8 +51,7 @@ OTHERS = ["", "ranks", "cache"]
 @pytest.mark.usefixtures("features")
 @pytest.mark.parametrize("others", OTHERS)
 def test_hundreds_of_workloads_are_served_as_by_a_naive_autoscaler(others: str) -> None:
-    seen = prove(f"rules {others}", range(300))
-    assert min(seen.values()) > 30, seen
+    prove(f"rules {others}", range(300), least=31)
 
 
 @pytest.mark.loops

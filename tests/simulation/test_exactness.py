@@ -17,7 +17,7 @@ from fastroof.errors import SimulationError
 from fastroof.simulation.fleet_run import run_engine, served_by
 from fastroof.simulation.pools import EnginePool
 from tests.reference.fleet import serve
-from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload
+from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_workload, sampled
 from tests.reference.scheduler import FINISHED, REJECTED, TIMED_OUT
 
 WORKLOADS, PREEMPTIONS = 2700, 200_000
@@ -162,7 +162,7 @@ def with_pauses(work, seed):
     ["tiny", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("usual", "scarce"))],
 )
 def test_prompts_that_wait_are_served_to_the_bit(plans, kind):
-    seeds = range(150 if kind == "tiny" else 40)
+    seeds = sampled(range(150 if kind == "tiny" else 40))
     works = [made_workload(Random(seed), kind) for seed in seeds]
     waiting = [with_pauses(work, seed) for seed, work in enumerate(works)]
     prove(plans, waiting)

@@ -21,6 +21,7 @@ from fastroof.simulation.settings import EngineSettings
 from tests.reference.block_pool import PooledScheduler
 from tests.reference.fleet import serve
 from tests.reference.made_prefixes import MadePrefixes, made_prefixes
+from tests.reference.made_workloads import sampled
 from tests.reference.scheduler import REJECTED
 from tests.simulation.test_exactness import assert_same_requests
 
@@ -115,7 +116,7 @@ def test_every_line_of_the_loops_is_the_naive_engine(plans):
 def test_a_last_block_that_is_found_is_computed_in_place(plans):
     """Prompts that end with a block, many of which are equal, and a cache that is too small for all."""
     found = evictions = 0
-    for seed in range(60):
+    for seed in (seeds := sampled(range(60))):
         random = Random(seed)
         blocks = [random.randint(1, 3) for _ in range(40)]
         ids = [list(range(count)) if random.random() < 0.8 else [9, 8, 7][:count] for count in blocks]
@@ -126,8 +127,7 @@ def test_a_last_block_that_is_found_is_computed_in_place(plans):
         got = assert_as_naive(plans["whole"], MadePrefixes(trace, settings, 1.0))
         found += got.counters["found_tokens"]
         evictions += got.counters["evictions"]
-    assert found > 1000
-    assert evictions > 1000
+    assert min(found, evictions) > 17 * len(seeds)
 
 
 @pytest.mark.loops

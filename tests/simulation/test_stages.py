@@ -211,5 +211,4 @@ def test_prompts_of_stages_do_not_wait_for_steps() -> None:
     "others", ["", "ranks", "cache", "tiers", "pools", "rules", "ranks pools rules", "tiers pools rules"]
 )
 def test_fleets_of_stages_serve_as_naive_ones_do(others: str) -> None:
-    seen = prove_fleets(f"stages {others}", range(30))
-    assert min(seen.values()) > 2, seen
+    prove_fleets(f"stages {others}", range(30), least=3)
