@@ -167,7 +167,7 @@ class Workloads(Calls):
     ci_cases = 800
 
     def examples(self) -> list[bytes]:
-        return [b"f(rate=10, requests=20)", b"f(clients=3, requests=20, input_tokens='uniform:1:90')"]
+        return [b"f(rate=10, requests=20)", b"f(clients=3, requests=20, isl='uniform:1:90')"]
 
     def check(self, case: bytes) -> None:
         _, options = self.call(case)
