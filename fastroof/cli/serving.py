@@ -132,7 +132,7 @@ def serving(
     from fastroof.engines import load_engine
     from fastroof.models import load_model
     from fastroof.plan.speculation import speculated
-    from fastroof.plan.step_error import decode_origin
+    from fastroof.plan.step_error import decode_origins
     from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
     from fastroof.serving.estimate import LENGTH_SPREAD
 
@@ -227,9 +227,10 @@ def serving(
     warn_beyond_context(served.model.name, served.model.max_position, tokens.max())
     given = {name: values for name, values in times.columns().items() if values is not None}
     columns = {**scenarios, **given}
+    means = columns["decodes"], columns["kv_len"]
     rows = [{name: array[i].item() for name, array in columns.items()} for i in range(mesh[0].size)]
-    for row in rows:
-        row["origin"] = decode_origin(served, row["decodes"], row["kv_len"])
+    for row, origin in zip(rows, decode_origins(served, *means, has_drafts=drafts is not None), strict=True):
+        row["origin"] = ORIGINS[origin]
     memory = speculated(served, drafts).memory(max_num_batched_tokens=budget, max_num_seqs=asked_seqs)
     if as_json:
         print_json(

@@ -21,11 +21,8 @@ from fastroof.compiled.closed_loops import (
     mean_held,
     solve_rate,
 )
-from fastroof.compiled.grids import grid_flag
 from fastroof.compiled.jit import jit
-from fastroof.compiled.layout import MODELLED
 from fastroof.compiled.serving_options import held_tokens
-from fastroof.compiled.steps import SPECULATION_AT, PlanParts, open_plan
 
 BINS_A_DOUBLING = 4
 FIRST_DOUBLING = -20
@@ -298,40 +295,6 @@ def _candidate(arena: Floats, axes: Axes, number: int, options: DeploymentOption
 
 
 @jit
-def _origin(
-    arena: Floats,
-    plan: PlanParts,
-    answer: Floats,
-    isl: float,
-    new: float,
-    budget: float,
-    options: DeploymentOptions,
-) -> int:
-    """Return the origin of a candidate's mean steps: the largest of their parts'."""
-    decodes = max(answer[L.DECODES], 1.0)
-    prefill = answer[L.PREFILL_TOKENS]
-    if prefill == 0.0:
-        # a prompt by itself
-        prefill = min(new, budget)
-    # of a step with prompts
-    step_tokens, step_seqs = answer[L.DECODES] + prefill, decodes + answer[L.PROMPTS]
-    if options.is_prefill_first:
-        step_tokens, step_seqs = prefill, max(decodes, answer[L.PROMPTS])
-    tokens = int(min(math.ceil(step_tokens), plan.max_num_batched_tokens))
-    seqs = int(min(math.ceil(step_seqs), plan.max_num_seqs))
-    decode_tokens = int(min(math.ceil(decodes), plan.max_num_batched_tokens))
-    made = max(arena[plan.tokens_origin_at + tokens], arena[plan.tokens_origin_at + decode_tokens])
-    made = max(made, arena[plan.logits_origin_at + seqs])
-    made = max(made, float(grid_flag(arena, plan.decode, decodes, answer[L.KV_LEN])))
-    chunk = min(new, prefill)
-    made = max(made, float(grid_flag(arena, plan.prefill, prefill / chunk, chunk)))
-    # a prefix, a link between workers, and steps of several tokens a request are modelled
-    if new < isl or chunk < new or options.is_disaggregated or arena[SPECULATION_AT] != 0.0:
-        return MODELLED
-    return int(made)
-
-
-@jit
 def evaluate_candidates(
     arena: Floats,
     axes: Axes,
@@ -340,19 +303,11 @@ def evaluate_candidates(
     scratch: Scratch,
     answers: Floats,
     codes: Flags,
-    origins: Flags,
 ) -> None:
     """Estimate candidates into ``answers``, a column each; columns without an estimate stay unfilled."""
-    plan = open_plan(arena)
     for i in range(len(numbers)):
         codes[i] = _candidate(arena, axes, numbers[i], options, scratch)
-        origins[i] = 0
         if codes[i] == L.FEASIBLE or L.TTFT <= codes[i] <= L.GPUS:
-            digits = scratch.digits
-            isl = axes.isl[digits[1]]
-            new = max(isl * (1.0 - axes.prefix_hit[digits[5]]), 1.0)
-            budget = axes.budget[digits[4]]
-            origins[i] = _origin(arena, plan, scratch.answer, isl, new, budget, options)
             for row in range(L.ANSWERS):
                 answers[row, i] = scratch.answer[row]
 

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Bools, Floats, Longs
-from fastroof.columns import ORIGINS
+from fastroof.arrays import Bools, Flags, Floats, Longs
+from fastroof.columns import ORIGIN_MODELLED
 from fastroof.compiled import steps
 from fastroof.engines.costs import UNSEEN_LAYERS_ERROR
 from fastroof.errors import MissingTableError, PlanError
@@ -198,15 +198,15 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
     return _relative(plan, total, times.latency_us)
 
 
-def mean_decodes(plan: Any, decodes: float, kv_len: float) -> tuple[int, int]:
-    """Return the whole numbers of decodes, and of tokens each attends to, that are nearest to means."""
-    return min(max(round(decodes), 1), plan.max_num_seqs, plan.max_num_batched_tokens), max(round(kv_len), 1)
-
-
-def decode_origin(plan: Any, decodes: float, kv_len: float) -> str:
-    """Return the origin of a mean decode step."""
-    batch, kv = mean_decodes(plan, decodes, kv_len)
-    return ORIGINS[int(plan.run(StepBatch.from_requests([[(1, kv - 1)] * batch])).origin[0])]
+def decode_origins(plan: PlanData, decodes: Any, kv_len: Any, has_drafts: bool = False) -> Flags:
+    """Return the origins of mean decode steps at the nearest sizes; steps that verify drafts are modelled."""
+    most = min(plan.max_num_seqs, plan.max_num_batched_tokens)
+    batch = np.atleast_1d(np.clip(np.rint(decodes), 1, most)).astype(np.int64)
+    kv = np.atleast_1d(np.maximum(np.rint(kv_len), 1)).astype(np.int64)
+    origins = np.full(len(batch), ORIGIN_MODELLED, np.uint8)
+    if not has_drafts:
+        steps.decode_origins(plan.arena, batch, kv, origins)
+    return origins
 
 
 def stated_error(plan: PlanData, step_us: Any) -> Floats:

@@ -15,8 +15,9 @@ import numpy as np
 from fastroof.arrow import ArrowRows
 from fastroof.caching import lazy_property
 from fastroof.checks import is_number, shown
+from fastroof.columns import ORIGINS
 from fastroof.errors import BatchError, SimulationError
-from fastroof.plan.step_error import decode_origin
+from fastroof.plan.step_error import decode_origins
 from fastroof.simulation import step_range
 from fastroof.simulation.answers import answers_html, duration_us, run_answers
 from fastroof.simulation.energy import EnergyPart, run_energy
@@ -348,7 +349,8 @@ class Simulation(ArrowRows):
             error = self.step_error
             relative = error.relative if error.is_known else None
             answers |= {"relative_error": relative, "basis": error.basis}
-            answers["origin"] = decode_origin(self.plan, *self._mean_step)
+            (origin,) = decode_origins(self.plan, *self._mean_step, has_drafts=self._has_drafts)
+            answers["origin"] = ORIGINS[origin]
         has_queue = answers["waiting"]["peak"] >= SHORT_QUEUE
         if with_range or (with_range is None and (has_queue or limits)):
             found = self._effect_of_error(limits, percentile)
@@ -470,11 +472,14 @@ class Simulation(ArrowRows):
         """Mean decodes of a step of one rank, and the mean tokens that each attends to."""
         return mean_step(self.outcomes, self.settings, self.plan.layout.dp // engines_of(self.plan))
 
+    @property
+    def _has_drafts(self) -> bool:
+        return any(pool.drafting is not None for pool in self.pools)
+
     @lazy_property
     def step_error(self) -> StepError:
         """The standard error that all steps have in common, and its source."""
-        has_drafts = any(pool.drafting is not None for pool in self.pools)
-        return step_range.step_error(self.plan, *self._mean_step, has_drafts=has_drafts)
+        return step_range.step_error(self.plan, *self._mean_step, has_drafts=self._has_drafts)
 
     def range(
         self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None

@@ -17,8 +17,8 @@ from fastroof.cli import app
 from fastroof.cli.fleet_options import FLEET
 from fastroof.cli.option_groups import number_or_engine
 from fastroof.cli.options import limited_percentile
+from fastroof.columns import ORIGINS
 from fastroof.errors import BatchError, SimulationError
-from fastroof.plan.step_error import decode_origin
 from fastroof.simulation import Autoscaler, Link
 from fastroof.simulation.fleet_options import fleet_of_options, read_options
 from fastroof.simulation.requests import mean_step
@@ -101,7 +101,9 @@ def test_json_is_what_the_library_answers(trace: str, h100: fastroof.Tables) -> 
     answers = json.loads(json.dumps(sim.summary(ttft_ms=200, tpot_ms=20, e2e_ms=3000)))
     assert answers.items() <= found.items()
     assert found["relative_error"] == sim.step_error.relative
-    assert found["origin"] == decode_origin(plan, *mean_step(sim.outcomes, sim.settings))
+    decodes, kv_len = map(round, mean_step(sim.outcomes, sim.settings))
+    mean = fastroof.StepBatch.from_requests([[(1, kv_len - 1)] * max(decodes, 1)])
+    assert found["origin"] == ORIGINS[plan.run(mean).origin[0]]
     assert found["settings"]["max_num_batched_tokens"] == 8192
     assert found["settings"]["max_num_seqs"] == 1024
     assert found["settings"]["async_scheduling"]

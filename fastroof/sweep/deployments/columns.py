@@ -109,7 +109,7 @@ COLUMNS: Final = (
     Column(
         "exceeds", "text", "", "first limit exceeded: ttft, tpot, request_latency, kv_share or total_gpus"
     ),
-    Column("origin", "text", "", "origin of the mean steps' times: measured to modelled"),
+    Column("origin", "text", "", "origin of the mean decode step's time: measured to modelled"),
 )
 """Columns of the results: one row per deployment and load."""
 

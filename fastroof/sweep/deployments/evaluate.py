@@ -194,17 +194,17 @@ def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables
         by_code, reduction = candidates.reduced(unit.start, unit.stop, empty)
         histograms = _histograms(spec, unit, plan, reduction)
         numbers = numbers if is_each_made else _selected_numbers(reduction)
-    answers, codes, origins = candidates.estimated(numbers)
+    answers, codes = candidates.estimated(numbers)
     if is_each_made:
         by_code = np.bincount(codes, minlength=closed_loops.CODES)
         valid = codes == closed_loops.FEASIBLE
         if spec.keep == "all":
             valid |= (codes >= closed_loops.TTFT) & (codes <= closed_loops.GPUS)
-        numbers, answers, codes, origins = numbers[valid], answers[:, valid], codes[valid], origins[valid]
+        numbers, answers, codes = numbers[valid], answers[:, valid], codes[valid]
     evaluate_s = time.perf_counter() - began
     by_name = dict(zip(CODE_NAMES[1:], by_code.tolist()[1:], strict=True))
     counts |= {name: count for name, count in by_name.items() if count}
-    rows = candidate_rows(spec, unit, target, axes, numbers, answers, codes, origins)
+    rows = candidate_rows(spec, unit, target, axes, numbers, answers, codes)
     if is_each_made and spec.keep != "all" and len(numbers):
         rows = reduced_rows(spec, pa.Table.from_batches([rows])).combine_chunks().to_batches()[0]
     return UnitResult(rows, counts, (), histograms, evaluate_s)
@@ -225,12 +225,11 @@ class _Candidates(NamedTuple):
     options: DeploymentOptions
     scratch: closed_loops.Scratch
 
-    def estimated(self, numbers: Longs) -> tuple[Floats, Flags, Flags]:
-        """Estimate candidates by their numbers; return answers, codes and origins."""
-        answers = np.empty((closed_loops.ANSWERS, len(numbers)))
-        codes, origins = np.empty(len(numbers), np.uint8), np.empty(len(numbers), np.uint8)
-        loops.evaluate_candidates(*self[:3], numbers, self.scratch, answers, codes, origins)
-        return answers, codes, origins
+    def estimated(self, numbers: Longs) -> tuple[Floats, Flags]:
+        """Estimate candidates by their numbers; return answers and codes."""
+        answers, codes = np.empty((closed_loops.ANSWERS, len(numbers))), np.empty(len(numbers), np.uint8)
+        loops.evaluate_candidates(*self[:3], numbers, self.scratch, answers, codes)
+        return answers, codes
 
     def reduced(self, start: int, stop: int, into: loops.Reduction) -> tuple[Longs, loops.Reduction]:
         """Reduce candidates and count them by code; full fronts are enlarged."""

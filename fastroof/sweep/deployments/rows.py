@@ -20,6 +20,7 @@ from fastroof.plan.arena import attention_times
 from fastroof.plan.calls import Ranks
 from fastroof.plan.curves import RowCurve, per_row, row_cost, row_values
 from fastroof.plan.speculation import SpeculatedPlan
+from fastroof.plan.step_error import decode_origins
 from fastroof.serving.energy import MeanLoad, joules_per_token
 from fastroof.sweep.deployments.columns import columns_of
 from fastroof.sweep.deployments.spec import DeploymentSpec
@@ -185,7 +186,6 @@ def candidate_rows(
     numbers: Longs,
     answers: Floats,
     codes: Flags,
-    origins: Flags,
 ) -> pa.RecordBatch:
     """Return candidates and their estimates as rows."""
     count, plan, speculation = len(numbers), target.plan, spec.speculation
@@ -228,7 +228,8 @@ def candidate_rows(
     columns |= {name: pa.array(np.asarray(values).astype(np.int64)) for name, values in all_columns.items()}
     columns["prefix_hit"] = pa.array(axes.prefix_hit[hit])
     columns["bound"] = named_column(mean_bounds(target, answers, new_tokens, axes.budget[budget]), BOUNDS)
-    columns["origin"] = named_column(origins, ORIGINS)
+    means = answers[closed_loops.DECODES], answers[closed_loops.KV_LEN]
+    columns["origin"] = named_column(decode_origins(plan, *means, has_drafts=target.tokens > 1), ORIGINS)
     columns["exceeds"] = named_column(codes - closed_loops.TTFT, _LIMIT_NAMES, kept_all)
     errors = _relative_error(plan, answers) if target.tokens == 1 else pa.nulls(count, pa.float64())
     columns["relative_error"] = errors

@@ -219,10 +219,7 @@ def deployment_of(
         )  # fmt: skip
         benchmark = engine.benchmark(load)
     facts = _facts(row, checkpoint, profile, engine)
-    if row["origin"] == "modelled":
-        if tables_by_gpu is None:
-            tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
-        facts += _modelled_kernels(spec, row, tables_by_gpu)
+    facts += _modelled_kernels(spec, row, tables_by_gpu or load_tables_by_gpu(DeploymentSweep(spec)))
     notes = facts + _assumptions(placement, replicas, engine, router, machines=-(-gpus_each // machine_gpus))
     unsaid = dict.fromkeys(
         text for command in (*servers.values(), benchmark) if command is not None for text in command.unsaid

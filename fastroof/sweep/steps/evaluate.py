@@ -9,12 +9,12 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from fastroof.arrays import Flags, Floats, Longs
+from fastroof.arrays import Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
-from fastroof.compiled.steps import decode_origins
 from fastroof.models import load_model
 from fastroof.plan import StepPlan
+from fastroof.plan.step_error import decode_origins
 from fastroof.sweep.kind import GpuTables
 from fastroof.sweep.steps.plan_batches import LIMITS, BestBatches, all_rows_us, best_rows
 from fastroof.sweep.steps.spec import BestStep, StepSpec, step_columns
@@ -85,7 +85,7 @@ class _StepRows:
         if self.keep == "all":
             all_rows_us([plan], [nothing], self.batch_size, np.empty(0), 1)
         best_rows([plan], [nothing], self.batch_size, self.limit_us, 1)
-        _origins(plan, nothing, nothing)
+        decode_origins(plan, nothing, nothing)
 
     def evaluate(self, plan: StepPlan, kv_len: Longs) -> tuple[pa.RecordBatch, dict[str, int]]:
         """Evaluate all steps at some lengths; return rows and counts."""
@@ -144,7 +144,7 @@ class _StepRows:
             "step_us": pa.array(step_us, mask=nothing),
             "tokens_per_s": pa.array(rate, mask=nothing),
             "tokens_per_s_per_gpu": pa.array(rate / plan.layout.world_size, mask=nothing),
-            "origin": named_column(_origins(plan, kv_len, batch_size), ORIGINS, nothing),
+            "origin": named_column(decode_origins(plan, batch_size, kv_len), ORIGINS, nothing),
             "relative_error": pa.array(self._errors(plan, kv_len, batch_size), from_pandas=True),
         }
 
@@ -156,13 +156,6 @@ class _StepRows:
             for f in self.schema
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
-
-
-def _origins(plan: StepPlan, kv_len: Longs, batch_size: Longs) -> Flags:
-    """Return the origin code of each row's step."""
-    out = np.empty(len(kv_len), np.uint8)
-    decode_origins(plan.arena, batch_size, kv_len, out)
-    return out
 
 
 def _tokens_per_s(plan: StepPlan, kv_len: Any, batch_size: Any, step_us: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections import Counter
 from dataclasses import replace
 from functools import partial
@@ -14,8 +15,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from typer.testing import CliRunner
 
 from fastroof import SpeculativeDecoding, StepPlan, Tables, compile_plan, serving
+from fastroof.cli import app
 from fastroof.engines import EngineProfile, KvMemory, Scheduling, load_engine
 from fastroof.errors import BatchError, PlanRangeError
 from fastroof.evidence.profile_file import write_profile
@@ -292,3 +295,37 @@ def test_a_sweep_without_budgets_takes_the_engines_own(tmp_path: Path, h100: Tab
         assert (seen.ttft_ms, seen.tpot_ms) == (row["ttft_ms"], row["tpot_ms"])
     with pytest.raises(ValueError, match=r"max_num_batched_tokens.*is needed: the engines' defaults differ"):
         load_spec({**spec, "engine": ["vllm", str(write_profile(MADE["few"], tmp_path / "few.toml"))]})
+
+
+@pytest.mark.parametrize(
+    ("options", "arguments"),
+    [
+        ({"engine": "vllm", "prefix_hit": 0.5}, "--engine vllm --prefix-hit 0.5"),
+        ({"engine": "sglang"}, "--engine sglang"),
+        ({"models": "qwen3-30b-a3b", "dp": 2, "ep": 2}, "--model qwen3-30b-a3b --dp 2 --ep 2"),
+        ({"mode": "disaggregated"}, "--disaggregated 1:1"),
+        (
+            {"speculation": {"num_draft_tokens": 2, "accepted": 1.5}},
+            "--num-draft-tokens 2 --accepted 1.5",
+        ),
+    ],
+)
+def test_serving_sweeps_and_best_state_one_origin(
+    tmp_path: Path, options: dict[str, Any], arguments: str
+) -> None:
+    sizes: dict[str, Any] = {"isl": [100, 9000], "osl": [2, 200], "clients": [1, 8, 300]}
+    spec = {"models": "llama-3.1-8b", "tp": 1, **sizes, **options}
+    run_sweep({**spec, "keep": "all"}, tmp_path / "r.parquet")
+    rows = pq.read_table(tmp_path / "r.parquet").to_pylist()
+    question = ["serving", "--model", "llama-3.1-8b", "--requests-per-client", "steady", *arguments.split()]
+    for name, values in sizes.items():
+        question += [f"--{name}", ",".join(map(str, values))]
+    printed = CliRunner().invoke(app, [*question, "--json"], catch_exceptions=False)
+    found, stated = (
+        {tuple(row[name] for name in sizes): row["origin"] for row in each}
+        for each in (rows, json.loads(printed.stdout)["rows"])
+    )
+    assert found == stated
+    assert len(found) == 12
+    for answer in best_deployments(spec, percentile=None).answers:
+        assert answer.choices[0].row in rows
