@@ -59,9 +59,12 @@ the GPUs, separate workers for prefill and decode, and several limits of the eng
 
 Limits are on the 99th percentile: the leaders by the closed form are simulated with requests that arrive at
 random, and everything in the answer is at the rate that each serves within the limits. --mean applies them to
-means, with clients that send their next request when they are answered. A runner-up is the best deployment
-of another GPU, mode, layout, dtype, KV cache or engine. --save writes the command that starts a copy, one
-that measures it, the engine's YAML, a manifest and the rows.
+means, with clients that send their next request when they are answered. The first line names the limits that
+were not given: for TTFT 1 s more than a prompt alone takes on the fastest compared deployment. --ttft inf is
+no limit, --e2e replaces both defaults. A specification has its own limits only. Of deployments
+that tie, the simplest is first. A runner-up is the best deployment of another GPU, mode, layout, dtype, KV
+cache or engine. --save writes the command that starts a copy, one that measures it, the engine's YAML, a
+manifest and the rows.
 
 With --rate, the models share the GPUs, which are of one kind. Without --gpus each gets the fewest that hold
 its rate within the limits. Otherwise the smallest ratio of held to wanted rate is made as large as possible.
@@ -75,14 +78,15 @@ that could not be compiled), total_s, answers, deployments, would_fit (model: a 
 (paths).
 answers: one object per model and load [group, candidates, feasible, infeasible (reason: candidates, by
 means), choices, nearest (if no deployment is within the limits: row, values, exceeds (value over limit),
-limits_on), limits_on (p99 or mean), why_mean (why not a percentile), simulated (deployments), families].
+limits_on), limits_on (p99 or mean), why_mean (why not a percentile), simulated (deployments), families,
+default_limits (ms)].
 families: one object per way to deploy that was tried [family (aggregated, experts_across_nodes,
 stages_across_nodes or disaggregated), choice (its best), gain (share above the best aggregated within a
 node)].
 choices: one object per deployment, the best first [objective, relative_error (of a decode step's time),
-behind (share of the best), is_tie (within the estimates' errors), at_edge (at the specification's largest
-load), margins [name, value, limit, left (share of the limit)], row (columns of a sweep's results),
-percentile].
+behind (share of the best; below 0: ahead, less simple), is_tie, tie_within (the error of the comparison),
+at_edge (at the specification's largest load), margins [name, value, limit, left (share of the limit)], row
+(columns of a sweep's results), percentile].
 percentile: null with limits_on mean; else it decides behind and is_tie, and times in row are means at its
 rate [requests_per_s, low, high (steps one standard error longer and shorter), tokens_per_s_per_gpu, limit
 (the binding one), place (rank by the closed form), why_not (why it was not simulated), values_ms (percentiles
@@ -98,7 +102,7 @@ JSON with --rate: gpu, total_gpus (without --gpus 0 if no number of GPUs holds a
 ratio of held to wanted rate; 0 if the GPUs cannot run all models), gpus_left, needed_gpus (that hold all
 wanted rates; null if none were found), shares, questions (a model on a number of GPUs), total_s, saved.
 shares: one object per model [model, isl, osl, wanted_requests_per_s, held_requests_per_s, ratio, gpus,
-needed_gpus, answer, deployment (as above)].
+needed_gpus, default_limits, answer, deployment (as above)].
 """
     + ENGINE_FACTS
 )
@@ -132,8 +136,15 @@ QUESTION: Final[Group] = {
         "PER_S",
         "--rate",
     ),
-    "ttft_ms": _option(list[float], "Maximum time to first token.", "MS", "--ttft"),
-    "tpot_ms": _option(list[float], "Maximum time per output token.", "MS", "--tpot"),
+    "ttft_ms": _option(
+        list[float],
+        "Maximum time to first token; inf for none.  [default: 1 s + the prompt alone]",
+        "MS",
+        "--ttft",
+    ),
+    "tpot_ms": _option(
+        list[float], "Maximum time per output token; inf for none.  [default: 50]", "MS", "--tpot"
+    ),
     "itl_ms": _option(list[float], "Maximum time between two tokens.", "MS", "--itl"),
     "request_latency_ms": _option(list[float], "Maximum time of a request.", "MS", "--e2e"),
     "dtype": _option(
@@ -336,7 +347,8 @@ def _answer_shared(
     print_shares(found)
     for run in runs:
         if run is not None:
-            print_answer(run.answers.answers[0], run.answers.objective, None, run.engine_titles)
+            answer = run.answers.answers[0]._replace(default_limits={})
+            print_answer(answer, run.answers.objective, None, run.engine_titles)
             if run.deployments[0] is not None:
                 print_how_to_run(run.deployments[0])
     print_line(

@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from fastroof.sweep import Deployment
     from fastroof.sweep.answers import Answer, Choice, Margin
 
-_EQUAL: Final = 1e-8
 _NAMES: Final = {
     "ttft_ms": ("TTFT", "ms"),
     "tpot_ms": ("TPOT", "ms"),
@@ -49,12 +48,22 @@ _ROLES: Final = {
 }
 
 
+def say_default_limits(limits: Mapping[str, float], model: str = "") -> None:
+    """Say which limits a question did not give, as the first line of its answer."""
+    from fastroof.sweep.recommendations.candidates import default_limits_words
+
+    if limits:
+        names = ", ".join(f"--{name.removesuffix('_ms')}" for name in limits)
+        say(f"{model}limits by default: {default_limits_words(limits)}; change with {names}")
+
+
 def print_answer(
     answer: Answer, objective: str, would_fit: dict[str, Any] | None, engines: Mapping[str, str]
 ) -> None:
     """Print what to run for one model and load; ``engines`` are their titles by name."""
     from fastroof.models.layout import copies_words
 
+    say_default_limits(answer.default_limits)
     group = dict(answer.group)
     loads = ", ".join(f"{name} {value:,g}" for name, value in group.items() if name != "model")
     title = f"{group['model']}{' at ' if loads else ''}{loads}"
@@ -211,6 +220,9 @@ def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
 
 def _why(answer: Answer, objective: str) -> list[str]:
     """Why a deployment is recommended, in sentences."""
+    from fastroof.models.layout import copies_words
+    from fastroof.sweep.answers import EQUAL
+
     first, *others = answer.choices
     row, most = first.row, first.percentile
     clients = f"{row['clients']:,.0f} clients" if row["clients"] >= 1.0 else "less than one client"
@@ -236,14 +248,20 @@ def _why(answer: Answer, objective: str) -> list[str]:
     lines += _limits_words(answer)
     if first.at_edge:
         lines.append("this is the largest load that was tried: a larger one may be better")
-    equals = sum(choice.behind < _EQUAL for choice in others)
-    ties = sum(choice.is_tie for choice in others) - equals
+    ahead = min(others, key=lambda choice: choice.behind, default=first)
+    if ahead.behind <= -EQUAL:
+        lines.append(
+            f"{copies_words(ahead.row)} would be {percent(-ahead.behind)} ahead, within the error of such a "
+            f"comparison, {percent(ahead.tie_within)}: the simpler deployment is recommended"
+        )
+    equals = sum(abs(choice.behind) < EQUAL for choice in others)
+    ties = sum(choice.is_tie and choice.behind >= EQUAL for choice in others)
     if equals:
         what = "runner-up does" if equals == 1 else "runners-up do"
-        lines.append(f"{equals} {what} as well, with longer requests or on more GPUs")
+        lines.append(f"{equals} {what} as well, less simply, with longer requests or on more GPUs")
     if ties:
         what = "runner-up ties" if ties == 1 else "runners-up tie"
-        lines.append(f"{ties} {what} with it within the estimates' errors: measure before choosing")
+        lines.append(f"{ties} {what} with it within the error of such a comparison: measure before choosing")
     return lines
 
 
@@ -266,10 +284,12 @@ def _margin_words(margin: Margin) -> str:
 
 def _cells(choice: Choice, limits: Sequence[str]) -> list[str]:
     from fastroof.models.layout import copies_words
+    from fastroof.sweep.answers import EQUAL
 
     row = choice.row
     margins = {margin.name: margin for margin in choice.margins}
-    behind = "" if choice.behind < _EQUAL else percent(choice.behind) + " (tie)" * choice.is_tie
+    behind = percent(abs(choice.behind)) + " ahead" * (choice.behind < 0.0) + " (tie)" * choice.is_tie
+    behind = "" if abs(choice.behind) < EQUAL else behind
     cells = [copies_words(row), *(row[column] for column in _FACTS.values()), f"{row['clients']:,.0f}"]
     cells += [f"{choice.objective:,.4g}", behind]
     cells += [f"{margins[name].value:,.4g}" if name in margins else "" for name in limits]
@@ -341,13 +361,12 @@ def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:
             "environment": dict(command.environment),
         }
 
+    numbers = ("copies", "gpus_each", "benchmark_clients", "benchmark_rate")
     return {
         "checkpoint": deployment.checkpoint.name,
         "engine": None if engine is None else engine.title,
-        "release": None if engine is None else engine.release,
-        "image": None if engine is None else engine.image,
-        "copies": deployment.copies,
-        "gpus_each": deployment.gpus_each,
+        **{name: None if engine is None else getattr(engine, name) for name in ("release", "image")},
+        **{name: getattr(deployment, name) for name in numbers},
         "servers": {role: words(command) for role, command in deployment.servers.items()},
         "router": None if deployment.router is None else words(deployment.router),
         "placement": [
@@ -355,8 +374,6 @@ def deployment_document(deployment: Deployment | None) -> dict[str, Any] | None:
             for one in deployment.placement
         ],
         "benchmark": None if deployment.benchmark is None else words(deployment.benchmark),
-        "benchmark_clients": deployment.benchmark_clients,
-        "benchmark_rate": deployment.benchmark_rate,
         "price": None if deployment.price is None else deployment.price._asdict(),
         "notes": list(deployment.notes),
     }

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.cli.best_answer import say_default_limits
 from fastroof.cli.output import counted, print_line, print_table
 from fastroof.errors import SweepError
 
@@ -69,31 +70,22 @@ def shared_document(found: SharedBudget) -> dict[str, Any]:
     """Return how GPUs are shared, for JSON."""
     shares = [
         {
-            "model": share.traffic.model,
-            "isl": share.traffic.isl,
-            "osl": share.traffic.osl,
+            **{name: getattr(share.traffic, name) for name in ("model", "isl", "osl", "default_limits")},
             "wanted_requests_per_s": share.traffic.requests_per_s,
             "held_requests_per_s": share.requests_per_s,
-            "ratio": share.ratio,
-            "gpus": share.gpus,
-            "needed_gpus": share.needed_gpus,
+            **{name: getattr(share, name) for name in ("ratio", "gpus", "needed_gpus")},
         }
         for share in found.shares
     ]
-    return {
-        "gpu": found.gpu,
-        "total_gpus": found.total_gpus,
-        "scale": found.scale,
-        "gpus_left": found.gpus_left,
-        "needed_gpus": found.needed_gpus,
-        "shares": shares,
-        "questions": found.questions,
-        "total_s": found.total_s,
-    }
+    of_all = ("gpu", "total_gpus", "scale", "gpus_left", "needed_gpus", "questions", "total_s")
+    return {**{name: getattr(found, name) for name in of_all}, "shares": shares}
 
 
 def print_shares(found: SharedBudget) -> None:
     """Print how many GPUs each model gets, and what it holds on them."""
+    for share in found.shares:
+        model = f"{share.traffic.model}: " if len(found.shares) > 1 else ""
+        say_default_limits(share.traffic.default_limits, model)
     for line in _summary(found):
         print_line(line)
     print_line()

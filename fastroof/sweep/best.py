@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -12,9 +11,9 @@ from typing import Any, Final, NamedTuple, TypedDict
 
 from fastroof.checks import check_progress, whole_number
 from fastroof.errors import SweepError
-from fastroof.sweep.answers import Answer, Answers, Choice, Nearest, margins_of
+from fastroof.sweep.answers import Answer, Answers, Choice, Nearest, margins_of, nearest_of, ranked_choices
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
-from fastroof.sweep.deployments.columns import MINIMIZED, OBJECTIVE_COLUMNS
+from fastroof.sweep.deployments.columns import OBJECTIVE_COLUMNS
 from fastroof.sweep.kind import GpuTables, load_tables_by_gpu
 from fastroof.sweep.kinds import load_deployment_spec
 from fastroof.sweep.percentile_answer import by_percentile, compared_of, why_mean_of
@@ -22,43 +21,13 @@ from fastroof.sweep.percentile_capacity import LEAST_REQUESTS
 from fastroof.sweep.percentile_search import PercentileSearch
 
 MOST_ROWS: Final = 200_000
-FEW_LOADS: Final = 8
 _KEY_OF: Final = {"request_rate_per_s": "rate"}
-
-
-def nearest_spec(spec: DeploymentSpec, model: str, group: Mapping[str, Any]) -> DeploymentSpec | None:
-    """Return a sweep of all candidates under a few loads; None if there are too many."""
-    changes: dict[str, Any] = {_KEY_OF.get(name, name): [value] for name, value in group.items()}
-    changes |= {"models": [model], "keep": "all", "histogram": False, "per": ["model"]}
-    load = "clients" if spec.rate is None else "rate"
-    if load not in changes:
-        changes[load] = _few(getattr(spec, load))
-    narrowed = load_deployment_spec(spec, {**changes, "objective": spec.objective, "keep": "best"})
-    return load_deployment_spec(spec, changes) if narrowed.num_candidates <= MOST_ROWS else None
-
-
-def _few(values: Sequence[float]) -> list[float]:
-    """Return the smallest value, and then each that is at least twice the previous one."""
-    few = [values[0]]
-    for value in values:
-        if value >= 2 * few[-1] and len(few) < FEW_LOADS:
-            few.append(value)
-    return few
 
 
 def nearest_to_limits(spec: DeploymentSpec, rows: Sequence[dict[str, Any]]) -> Nearest | None:
     """Find the row whose worst excess over a limit is smallest."""
-    limits = {name: limit for name, limit in spec.constraints.model_dump().items() if limit is not None}
-
-    def excess(row: Mapping[str, Any]) -> dict[str, float]:
-        shares = {name: row[name] / limit for name, limit in limits.items() if row[name] is not None}
-        return dict(sorted(shares.items(), key=lambda item: -item[1]))
-
-    found = [(excess(row), row) for row in rows]
-    if not found:
-        return None
-    exceeds, row = min(found, key=lambda pair: max(pair[0].values(), default=0.0))
-    return Nearest(row, exceeds, {name: row[name] for name in exceeds})
+    found = [nearest_of(spec, row, row) for row in rows]
+    return min(found, key=lambda one: max(one.exceeds.values(), default=0.0), default=None)
 
 
 CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "engine")
@@ -66,8 +35,6 @@ CHOICE_COLUMNS: Final = ("gpu", "mode", "tp", "pp", "dp", "ep", "routing", "dtyp
 
 PERCENTILE: Final = 99.0
 """Percentile of each time that limits apply to by default."""
-
-_DIGITS: Final = 8
 
 
 class _OfModel(NamedTuple):
@@ -134,10 +101,12 @@ def best_deployments(
     Returns
     -------
     Answers
-        Within the constraints, ordered by the spec's objective; ties go to fewer GPUs, then to shorter
+        Within the constraints, ordered by the spec's objective; equals go to fewer GPUs, then to shorter
         request latency. With a percentile, ordered by requests/s within it, per GPU or per cost; if a rate is
         given, deployments that serve it come first. Simulated are, from the closed form's best on, all kinds
-        that could serve more than the best so far, each with several limits of its steps.
+        that could serve more than the best so far, each with several limits of its steps. First is the
+        simplest of those that tie with the best, on its GPU, engine and formats: without separate workers,
+        then with a copy split in fewer ways.
 
     Raises
     ------
@@ -159,12 +128,9 @@ def best_deployments(
     """
     loaded = load_deployment_spec(spec)
     started = time.perf_counter()
-    for name, value, least in (
-        ("runners_up", runners_up, 0),
-        ("threads", threads, 1),
-        ("requests", LEAST_REQUESTS if requests is None else requests, 2),
-    ):
-        whole_number(name, value, least, error=SweepError)
+    whole_number("runners_up", runners_up, 0, error=SweepError)
+    whole_number("threads", threads, error=SweepError)
+    whole_number("requests", LEAST_REQUESTS if requests is None else requests, 2, error=SweepError)
     check_progress(progress, REPORTED, SweepError)
     loads = tuple(name for name in loaded.load_axes if name in loaded.per)
     changes = {"keep": "best", "k": 1, "histogram": False, "per": ["model", *CHOICE_COLUMNS, *loads]}
@@ -175,7 +141,7 @@ def best_deployments(
     search = None
     if percentile is not None and not why_mean:
         search = PercentileSearch(loaded, tables_by_gpu, percentile, requests, seed, threads, progress)
-    by_model, skipped = _evaluated(narrowed, tables_by_gpu, threads, progress)
+    by_model, skipped = evaluate(narrowed, tables_by_gpu, threads, progress)
     objective = OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
     answers = []
     for model, evaluated in by_model.items():
@@ -200,7 +166,7 @@ def best_deployments(
     return Answers(tuple(answers), objective, total, loaded.num_configurations, skipped, elapsed_s)
 
 
-def _evaluated(
+def evaluate(
     spec: DeploymentSpec,
     tables_by_gpu: Mapping[str, GpuTables],
     threads: int,
@@ -250,35 +216,26 @@ def _nearest(
     threads: int,
 ) -> Nearest | None:
     """Find the deployment nearest to limits that no deployment of a model keeps under a load."""
-    narrowed = nearest_spec(spec, model, group)
-    if narrowed is None:
+    if spec.num_configurations * len(spec.prefix_hit) > MOST_ROWS:
         return None
-    (evaluated,) = _evaluated(narrowed, tables_by_gpu, threads, None)[0].values()
+    load = "clients" if spec.rate is None else "rate"
+    # none has shorter times than under the least load
+    changes: dict[str, Any] = {load: [getattr(spec, load)[0]]}
+    changes |= {_KEY_OF.get(name, name): [value] for name, value in group.items()}
+    changes |= {"models": [model], "keep": "all", "histogram": False, "per": ["model"]}
+    narrowed = load_deployment_spec(spec, changes)
+    (evaluated,) = evaluate(narrowed, tables_by_gpu, threads, None)[0].values()
     return nearest_to_limits(narrowed, evaluated.rows)
 
 
 def _ranked(spec: DeploymentSpec, objective: str, rows: Sequence[dict[str, Any]]) -> tuple[Choice, ...]:
     """Order rows, one per kind of deployment, best first."""
-    sign = 1.0 if spec.objective in MINIMIZED else -1.0
-
-    def place(row: dict[str, Any]) -> tuple[float, int, float]:
-        # values that differ only by rounding are equal: at a given rate, equal GPU counts tie
-        value = float(f"{row[objective]:.{_DIGITS}e}")
-        return sign * value, row["total_gpus"], row["request_latency_ms"]
-
-    ordered = sorted(rows, key=place)
-    return tuple(_choice(spec, objective, row, ordered[0]) for row in ordered)
-
-
-def _choice(spec: DeploymentSpec, objective: str, row: dict[str, Any], best: dict[str, Any]) -> Choice:
-    ratio = row[objective] / best[objective]
-    errors = (row["relative_error"], best["relative_error"])
-    is_tie = row is not best and (
-        abs(1.0 - ratio) < 10.0**-_DIGITS
-        or (None not in errors and abs(math.log(ratio)) < math.hypot(*errors))
-    )
     load = "clients" if spec.rate is None else "request_rate_per_s"
     loads = spec.load_axes[load]
-    at_edge = len(loads) > 1 and row[load] == loads[-1] and load not in spec.per
-    behind = abs(1.0 - ratio)
-    return Choice(row, row[objective], errors[0], behind, is_tie, margins_of(spec, row), at_edge)
+    has_edge = len(loads) > 1 and load not in spec.per
+    return tuple(
+        choice._replace(
+            margins=margins_of(spec, choice.row), at_edge=has_edge and choice.row[load] == loads[-1]
+        )
+        for choice in ranked_choices(spec, objective, [(row, None) for row in rows])
+    )

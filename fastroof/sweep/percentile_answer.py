@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
-from fastroof.sweep.answers import Answer, Choice, Comparison, Margin, Nearest, margins_of
+from fastroof.sweep.answers import Answer, Choice, Comparison, Margin, margins_of, nearest_of, ranked_choices
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.columns import MINIMIZED
-from fastroof.sweep.percentile_capacity import (
-    DRAFTS_BY_MEANS,
-    LIMITED,
-    PercentileCapacity,
-    limit_name,
-    percentile_limits,
-    weights,
-    why_not_simulated,
-)
-from fastroof.sweep.percentile_search import FAMILIES, Found, PercentileSearch, family, family_of
+from fastroof.sweep.percentile_capacity import LIMITED, limit_name, percentile_limits
+from fastroof.sweep.percentile_search import FAMILIES, PercentileSearch, family_of
 
 
 def why_mean_of(spec: DeploymentSpec, percentile: float) -> str:
@@ -33,26 +24,23 @@ def why_mean_of(spec: DeploymentSpec, percentile: float) -> str:
     if "clients" in spec.per:
         return "the number of clients is given"
     if spec.speculation is not None:
-        return DRAFTS_BY_MEANS
+        return "draft tokens are counted as means; `fastroof capacity` simulates them"
     return ""
 
 
 def by_percentile(answer: Answer, search: PercentileSearch, objective: str, least: int) -> Answer:
     """Answer by simulation what the closed form has ranked by means."""
-    reasons = {why_not_simulated(choice.row) for choice in answer.choices}
-    if answer.choices and "" not in reasons:
-        return answer._replace(why_mean=", ".join(sorted(reasons)))
     found = search.found([choice.row for choice in answer.choices], least)
     limits_on = f"p{search.percentile:g}"
     nearest = answer.nearest
     if found.nearest is not None:
         row, measured = found.nearest
-        names = {limit_name(name, search.percentile): name for name in LIMITED}
-        values = {names[name]: value for name, value in measured.items()}
-        shares = {names[name]: value / search.limits[name] for name, value in measured.items()}
-        exceeds = dict(sorted(shares.items(), key=lambda item: -item[1]))
-        nearest = Nearest(row, exceeds, values, limits_on)
-    choices = _simulated_choices(search, objective, found)
+        values = {name: measured.get(limit_name(name, search.percentile)) for name in LIMITED}
+        nearest = nearest_of(search.spec, row, values, limits_on)
+    choices = tuple(
+        choice._replace(margins=_margins(search, choice))
+        for choice in ranked_choices(search.spec, objective, found.served)
+    )
     if not any(choice.percentile and not choice.percentile.why_not for choice in choices):
         choices = ()
     return answer._replace(
@@ -60,34 +48,11 @@ def by_percentile(answer: Answer, search: PercentileSearch, objective: str, leas
     )
 
 
-def _simulated_choices(search: PercentileSearch, objective: str, found: Found) -> tuple[Choice, ...]:
-    """Return the simulated deployments with the reasons for their rank."""
-    spec = search.spec
-    rows = [row for row, _ in found.ranked]
-    capacities = [most for _, most in found.ranked]
-    divided_by = weights(spec, rows)
-    served = [most.requests_per_s / by for most, by in zip(capacities, divided_by, strict=True)]
-    if spec.rate is not None:
-        served = [row["requests_per_s"] / by for row, by in zip(rows, divided_by, strict=True)]
-    choices = []
-    for place, (row, most) in enumerate(found.ranked):
-        ratio = served[place] / served[0] if served[0] > 0.0 else math.nan
-        error, its = most.relative_error, capacities[0].relative_error
-        is_close = ratio > 0.0 and error is not None and its is not None
-        is_tie = is_close and place > 0 and abs(math.log(ratio)) < math.hypot(error or 0.0, its or 0.0)
-        left = margins_of(spec, row) if most.why_not else _percentile_margins(search, row, most)
-        choice = Choice(
-            row, row[objective], row["relative_error"], abs(1.0 - ratio) if place else 0.0, is_tie, left,
-            at_edge=False, percentile=most,
-        )  # fmt: skip
-        choices.append(choice)
-    return tuple(choices)
-
-
-def _percentile_margins(
-    search: PercentileSearch, row: Mapping[str, Any], most: PercentileCapacity
-) -> tuple[Margin, ...]:
+def _margins(search: PercentileSearch, choice: Choice) -> tuple[Margin, ...]:
     """Return how far the percentiles are from their limits, and the row from the others."""
+    row, most = choice.row, choice.percentile
+    if most is None or most.why_not:
+        return margins_of(search.spec, row)
     values = {"kv_share": row["kv_share"], "total_gpus": row["total_gpus"]}
     for name in LIMITED:
         value = most.values_ms.get(limit_name(name, search.percentile), math.nan)
@@ -98,7 +63,7 @@ def _percentile_margins(
 def compared_of(spec: DeploymentSpec, objective: str, choices: Sequence[Choice]) -> tuple[Comparison, ...]:
     """Compare the best deployment of each family with the best aggregated one within nodes."""
     tried = {
-        family(spec, gpu, mode, tp, *split[:3])
+        family_of(spec, {"gpu": gpu, "mode": mode, "tp": tp, **split._asdict()})
         for gpu, mode, (tp, split) in itertools.product(spec.gpu_names, spec.mode, spec.splits)
     }
     if len(tried) < 2:

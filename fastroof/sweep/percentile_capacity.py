@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.checks import shown
@@ -95,14 +95,6 @@ def request_workload(row: Mapping[str, Any], requests: int, seed: int) -> Worklo
         rate=1.0, requests=requests, isl=isl, osl=int(row["osl"]), cached_tokens=cached,
         seed=seed,
     )  # fmt: skip
-
-
-DRAFTS_BY_MEANS: Final = "draft tokens are counted as means; `fastroof capacity` simulates them"
-
-
-def why_not_simulated(row: Mapping[str, Any]) -> str:
-    """Return why simulations do not have a row's deployment; empty if they do."""
-    return DRAFTS_BY_MEANS if row["num_draft_tokens"] else ""
 
 
 class SimulatedKind:
@@ -268,25 +260,9 @@ def _at_rate(run: Run, per_s: float) -> Trace:
     return run.trace.rate_scaled(per_s / run.per_s)
 
 
-def weights(spec: DeploymentSpec, rows: Sequence[Mapping[str, Any]]) -> list[float]:
+def weight(spec: DeploymentSpec, row: Mapping[str, Any]) -> float:
     """Return the divisor that turns requests per second into the spec's objective."""
     if spec.objective == "goodput":
-        return [1.0] * len(rows)
-    prices = [spec.price(row["gpu"]) if spec.objective == "cost" else 1.0 for row in rows]
-    return [row["total_gpus"] * (price or 1.0) for row, price in zip(rows, prices, strict=True)]
-
-
-def ranked_anew(
-    capacities: Sequence[PercentileCapacity], divided_by: Sequence[float], rates: Sequence[float | None]
-) -> list[int]:
-    """Order deployments by their capacity within the percentile, or those that serve a rate by their cost."""
-
-    def order(place: int) -> tuple[bool, bool, float, float, int]:
-        most, requested = capacities[place], rates[place]
-        if most.why_not:
-            return True, True, 0.0, 0.0, place
-        if requested is not None and most.requests_per_s >= requested:
-            return False, False, divided_by[place], -most.requests_per_s, place
-        return False, requested is not None, -most.requests_per_s / divided_by[place], 0.0, place
-
-    return sorted(range(len(capacities)), key=order)
+        return 1.0
+    price = spec.price(row["gpu"]) if spec.objective == "cost" else None
+    return float(row["total_gpus"]) * (price or 1.0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeVar
 
 from fastroof.config import load_gpu
 from fastroof.errors import FastroofError
 from fastroof.models import TP_SIZES
+from fastroof.sweep.answers import complexity
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.percentile_capacity import (
     ALMOST_NO_LOAD,
@@ -22,9 +23,7 @@ from fastroof.sweep.percentile_capacity import (
     Setting,
     SimulatedKind,
     percentile_limits,
-    ranked_anew,
-    weights,
-    why_not_simulated,
+    weight,
 )
 from fastroof.units import SECONDS_PER_HOUR
 
@@ -70,12 +69,12 @@ class Leader(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Deployments ranked within a percentile, as rows at the rate that each serves; how many were simulated.
+    """Deployments within a percentile, as rows at the rate that each serves; how many were simulated.
 
     ``nearest`` has the row and percentiles, ms, of the kind that comes closest if none keeps the limits.
     """
 
-    ranked: tuple[tuple[dict[str, Any], PercentileCapacity], ...]
+    served: tuple[tuple[dict[str, Any], PercentileCapacity], ...]
     simulated: int
     nearest: tuple[dict[str, Any], dict[str, float]] | None
 
@@ -107,42 +106,35 @@ class PercentileSearch:
         enough = min(max(LEAST_REQUESTS, math.ceil(REQUESTS_A_CLIENT * clients)), MOST_REQUESTS)
         self.requests = enough if self._given_requests is None else self._given_requests
         self._screened = min(self.requests, max(SCREENED_REQUESTS, enough // SCREENED_SHARE))
-        left_out = [(row, place) for place, row in enumerate(rows, 1) if why_not_simulated(row)]
-        placed = [(row, place) for place, row in enumerate(rows, 1) if not why_not_simulated(row)]
-        self._expect(min(len(placed), max(LEAST_KINDS, 2 * least)) + least)
-        leaders, simulated, nearest = self._leaders(placed, least)
+        self._expect(min(len(rows), max(LEAST_KINDS, 2 * least)) + least)
+        leaders, simulated, nearest = self._leaders(rows, least)
         ranked_leaders = self._by_value(leaders)
-        # and the best of each family, whose distance is part of the answer
-        firsts = {family_of(self.spec, one.kind.row): one for one in reversed(ranked_leaders)}.values()
-        top = [one for at, one in enumerate(ranked_leaders) if at < least or one in firsts]
+        # and the best of each family, whose distance is part of the answer, and simpler ones, which may tie
+        placed = [(at, one.kind.row) for at, one in enumerate(ranked_leaders)]
+        firsts: dict[Any, int] = {family_of(self.spec, row): at for at, row in reversed(placed)}
+        firsts |= {
+            of: at for at, row in reversed(placed) if (of := complexity(row)) < complexity(placed[0][1])
+        }
+        top = [one for at, one in enumerate(ranked_leaders) if at < least or at in firsts.values()]
         self._known = self._done
         self._expect(len(top))
         capacities = self._mapped(self._capacity, top)
-        order = ranked_anew(
-            capacities, weights(self.spec, [one.kind.row for one in top]),
-            [one.kind.row["request_rate_per_s"] for one in top],
-        )  # fmt: skip
-        ranked = []
-        for at in order:
-            leader, most = top[at], capacities[at]
+        served = []
+        for leader, most in zip(top, capacities, strict=True):
             requested = leader.kind.row["request_rate_per_s"]
             if most.why_not or (most.requests_per_s > 0.0 and most.requests_per_s >= (requested or 0.0)):
-                ranked.append(self._row(leader, most))
+                served.append(self._row(leader, most))
             elif requested is not None and nearest is None:
                 values = leader.kind.values_ms(leader.setting, requested, self.requests, self.seed)
                 nearest = leader.kind.row, values
-        for row, place in left_out:
-            lost = (math.nan,) * 4
-            ranked.append((row, PercentileCapacity(*lost, "", place, why_not_simulated(row))))
         self._report(is_end=True)
-        return Found(tuple(ranked), simulated, nearest)
+        return Found(tuple(served), simulated, nearest)
 
     def _leaders(
-        self, rows: Sequence[tuple[dict[str, Any], int]], least: int
+        self, rows: Sequence[dict[str, Any]], least: int
     ) -> tuple[list[Leader], int, tuple[dict[str, Any], dict[str, float]] | None]:
         """Simulate kinds until none of the others could serve more by the closed form."""
-        divided_by = weights(self.spec, [row for row, _ in rows])
-        bounds = [row["requests_per_s"] / by for (row, _), by in zip(rows, divided_by, strict=True)]
+        bounds = [row["requests_per_s"] / weight(self.spec, row) for row in rows]
         # at a given rate, the closed form says nothing about how much more a deployment serves
         is_rate = self.spec.rate is not None
         leaders: list[Leader] = []
@@ -152,14 +144,16 @@ class PercentileSearch:
         def simulate(batch: Sequence[int]) -> None:
             nonlocal simulated
             self._expect(len(batch) + least)
-            for kind, leader, tried in self._mapped(self._simulated_kind, [rows[place] for place in batch]):
+            for kind, leader, tried in self._mapped(
+                self._simulated_kind, [(rows[at], at + 1) for at in batch]
+            ):
                 simulated += tried
                 if leader is not None:
                     leaders.append(leader)
                 elif kind is not None:
                     failed.append(kind)
 
-        families = [family_of(self.spec, row) for row, _ in rows]
+        families = [family_of(self.spec, row) for row in rows]
         done = 0
         while done < min(len(rows), MOST_KINDS):
             batch = range(done, min(done + BATCH, len(rows)))
@@ -208,7 +202,7 @@ class PercentileSearch:
         return leader.kind.capacity(leader.setting, leader.place, self.requests, self.seed)
 
     def _value(self, leader: Leader) -> float:
-        return leader.rate / weights(self.spec, [leader.kind.row])[0]
+        return leader.rate / weight(self.spec, leader.kind.row)
 
     def _is_enough(self, leader: Leader) -> bool:
         return leader.rate >= (leader.kind.row["request_rate_per_s"] or 0.0)
@@ -239,11 +233,9 @@ class PercentileSearch:
         alike = _at_load(self.spec, row, leader.setting, clients, self._tables_by_gpu)
         tpot_ms = None if math.isnan(means["tpot_ms"]) else means["tpot_ms"]
         changed = {
+            **means,
+            **dict.fromkeys(("tpot_ms", "itl_ms"), tpot_ms),
             "clients": clients,
-            "ttft_ms": means["ttft_ms"],
-            "tpot_ms": tpot_ms,
-            "itl_ms": tpot_ms,
-            "request_latency_ms": means["request_latency_ms"],
             "requests_per_s": per_s,
             "tokens_per_s": tokens_per_s,
             "tokens_per_s_per_gpu": per_gpu,
@@ -254,19 +246,14 @@ class PercentileSearch:
 
     def _nearest(self, failed: Sequence[SimulatedKind]) -> tuple[dict[str, Any], dict[str, float]] | None:
         """Return the kind whose worst percentile is least above its limit with hardly any load."""
-        found, least = None, math.inf
+        found = []
         for kind in failed:
             steps = Settings.of(self.spec, kind)
-            try:
-                values = kind.values_ms(
-                    steps.setting(steps.start(kind.row)), ALMOST_NO_LOAD, self._screened, self.seed
-                )
-            except FastroofError:
-                continue
-            worst = max(value / self.limits[name] for name, value in values.items())
-            if worst < least:
-                found, least = (kind.row, values), worst
-        return found
+            at = (steps.setting(steps.start(kind.row)), ALMOST_NO_LOAD, self._screened, self.seed)
+            with suppress(FastroofError):
+                found.append((kind.row, kind.values_ms(*at)))
+        worst = [max(value / self.limits[name] for name, value in values.items()) for _, values in found]
+        return found[worst.index(min(worst))] if found else None
 
     def _mapped(self, function: Callable[[_T], _R], values: Sequence[_T]) -> list[_R]:
         with ThreadPoolExecutor(self.threads) if self.threads > 1 else nullcontext() as pool:
@@ -353,20 +340,19 @@ def _at_load(
     split = {name: row[name] for name in ("tp", "pp", "dp", "ep")}
     row = {**row, **_workers(row, setting)}
     copies = {name: [int(row[name])] if row[name] else None for name in _COPIES}
+    limits = {name: getattr(setting, name) for name in ("max_num_batched_tokens", "max_num_seqs")}
+    same = ("mode", "dtype", "kv_dtype", "isl", "osl", "prefix_hit")
     changes: dict[str, Any] = {
-        "models": [key.model], "gpus": [key.gpu], "mode": [row["mode"]], "routing": [key.routing],
-        "dtype": [row["dtype"]], "kv_dtype": [row["kv_dtype"]], "engine": [key.engine],
+        **{name: [row[name]] for name in same}, **{name: [most] for name, most in limits.items()},
         **(split if spec.split is None else {"split": [split]}), "total_gpus": None, **copies,
-        "isl": [row["isl"]], "osl": [row["osl"]],
         **({"clients": [max(round(clients), 1)]} if spec.rate is None
            else {"rate": [row["request_rate_per_s"]]}),
-        "max_num_batched_tokens": [setting.max_num_batched_tokens], "max_num_seqs": [setting.max_num_seqs],
-        "prefix_hit": [row["prefix_hit"]], "keep": "all", "histogram": False,
+        "models": [key.model], "gpus": [key.gpu], "routing": [key.routing], "engine": [key.engine],
+        "keep": "all", "histogram": False,
     }  # fmt: skip
     sweep = DeploymentSweep(load_deployment_spec(spec, changes))
     (result,) = local_results(sweep, sweep.units(), tables_by_gpu)
     rows: list[dict[str, Any]] = result.rows.to_pylist()
-    limits = {name: getattr(setting, name) for name in ("max_num_batched_tokens", "max_num_seqs")}
     return {**(rows[0] if rows else row), **limits, "exceeds": None}
 
 
@@ -380,18 +366,13 @@ def _workers(row: Mapping[str, Any], setting: Setting) -> dict[str, int]:
 
 
 def family_of(spec: DeploymentSpec, row: Mapping[str, Any]) -> str:
-    """Return the family of a row, one of :data:`FAMILIES`."""
-    return family(spec, row["gpu"], row["mode"], row["tp"], row["pp"], row["dp"], row["ep"])
-
-
-def family(spec: DeploymentSpec, gpu: str, mode: str, tp: int, pp: int, dp: int, ep: int) -> str:
-    """Return the family of a layout."""
-    if mode == "disaggregated":
+    """Return the family of a row, or of the sizes of a layout, one of :data:`FAMILIES`."""
+    if row["mode"] == "disaggregated":
         return FAMILIES[3]
-    node = next(each.linked_gpus for each in map(load_gpu, spec.gpus) if each.name == gpu)
-    if tp * pp * dp <= min(node, TP_SIZES[-1]):
+    node = next(each.linked_gpus for each in map(load_gpu, spec.gpus) if each.name == row["gpu"])
+    if row["tp"] * row["pp"] * row["dp"] <= min(node, TP_SIZES[-1]):
         return FAMILIES[0]
-    return FAMILIES[2] if pp > 1 else FAMILIES[1]
+    return FAMILIES[2] if row["pp"] > 1 else FAMILIES[1]
 
 
 _COPIES: Final = ("replicas", "prefill_workers", "decode_workers")

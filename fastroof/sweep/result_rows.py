@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 CHOICE_PLACE: Final = (
     Column("place", "int", "", "1 for the recommended deployment of a model and load, then the runners-up"),
     Column("standing", "text", "", "best, tie (as good within the errors) or behind"),
-    Column("behind", "float", "", "shortfall of the objective from the best, relative to the best", 0),
+    Column(
+        "behind", "float", "", "share that the best has more; below 0 if a simpler one that ties is first"
+    ),
 )
 """Columns of an answer's choices that precede those of their rows."""
 

@@ -23,6 +23,7 @@ from fastroof.simulation.capacity import capacity
 from fastroof.simulation.pools import ranks_of
 from fastroof.simulation.settings import EngineSettings, simulated_steps
 from fastroof.stopping import check_stopped
+from fastroof.sweep.recommendations.candidates import default_limits, default_limits_words
 from fastroof.ui.commands import (
     capacity_command,
     capacity_limits,
@@ -318,8 +319,11 @@ def layouts_answer(store: PlanStore, view: View) -> dict[str, Any]:
     """Return the estimates of all layouts over clients, and the best within the limits."""
     clients = spread_sizes(1, min(MOST_CLIENTS, view.max_num_seqs))
     layouts = [_over_clients(store, view, split, clients) for split in splits_of(store, view)]
-    limits = {name: ms for name in ("ttft_ms", "tpot_ms") if (ms := getattr(view, name)) is not None}
+    given = {name: ms for name in ("ttft_ms", "tpot_ms") if (ms := getattr(view, name)) is not None}
     answered = [each for each in layouts if "problem" not in each]
+    alone_ms = min((float(each["ttft_ms"][0]) for each in answered), default=0.0)
+    by_default = default_limits(given, alone_ms)
+    limits = given | by_default
     for each in answered:
         each["within"] = np.all([each[name] <= ms for name, ms in limits.items()] or [clients > 0], axis=0)
     if answered:
@@ -331,7 +335,8 @@ def layouts_answer(store: PlanStore, view: View) -> dict[str, Any]:
     for each in answered:
         for name in ("clients", *COLUMNS, "within", "on_front"):
             each[name] = None if each[name] is None else each[name].tolist()
-    return {"layouts": layouts, "best": best, "limits": limits}
+    words = default_limits_words(by_default)
+    return {"layouts": layouts, "best": best, "limits": limits, "default_limits": words}
 
 
 def splits_of(store: PlanStore, view: View) -> Iterator[dict[str, int]]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fastroof.models.layout import copies_words
 from fastroof.sweep import recommend
+from fastroof.sweep.recommendations.candidates import default_limits_words
 from fastroof.ui.commands import number_written
 
 if TYPE_CHECKING:
@@ -67,15 +68,12 @@ def deployment_answer(store: PlanStore, view: View) -> dict[str, Any]:
     return {
         "limits_on": answer.limits_on,
         "why_mean": answer.why_mean,
+        "default_limits": default_limits_words(answer.default_limits),
         "gpus": view.gpus,
         "choices": [_choice(choice) for choice in answer.choices],
         "nearest": _nearest(answer),
         "families": [
-            {
-                "family": one.family,
-                "layout": None if one.choice is None else copies_words(one.choice.row),
-                "gain": one.gain,
-            }
+            {"family": one.family, "gain": one.gain, "layout": one.choice and copies_words(one.choice.row)}
             for one in answer.families
         ],
         "configurations": found.answers.configurations,
@@ -99,8 +97,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
     return {
         "layout": copies_words(row),
         **{name: row[name] for name in names},
-        "behind": choice.behind,
-        "is_tie": choice.is_tie,
+        **{name: getattr(choice, name) for name in ("behind", "is_tie")},
         "why_not": "" if most is None else most.why_not,
         "sampling_error": None if most is None else most.sampling_error,
         "margins": [margin._asdict() for margin in choice.margins],
@@ -108,5 +105,7 @@ def _choice(choice: Choice) -> dict[str, Any]:
 
 
 def _nearest(answer: Answer) -> dict[str, Any] | None:
-    nearest = answer.nearest
-    return None if nearest is None else {"layout": copies_words(nearest.row), **nearest._asdict()}
+    if answer.nearest is None:
+        return None
+    found = answer.nearest._asdict()
+    return {"layout": copies_words(found.pop("row")), **found}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import re
 import shlex
 from pathlib import Path
@@ -15,9 +16,11 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.cli.best import parse_prices
+from fastroof.cli.output import percent
 from fastroof.sweep import deployment_question
 
-QUESTION = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50", "--tpot", "20")
+SIZES = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50")
+QUESTION = (*SIZES, "--ttft", "inf", "--tpot", "20")
 # fewer candidates, for what does not depend on how many are compared
 FEWER = (*QUESTION, "--max-num-seqs", "64")
 SPEC = """
@@ -53,7 +56,8 @@ def fewer(**changes: Any) -> fastroof.sweep.Recommendation:
 
 
 def recommended(**changes: Any) -> fastroof.sweep.Recommendation:
-    return fastroof.recommend("Qwen/Qwen3-8B", total_gpus=2, isl=500, osl=50, tpot_ms=20, **changes)
+    limits = {"ttft_ms": math.inf, "tpot_ms": 20.0}
+    return fastroof.recommend("Qwen/Qwen3-8B", total_gpus=2, isl=500, osl=50, **limits, **changes)
 
 
 def command_in(text: str, program: str) -> list[str]:
@@ -83,6 +87,42 @@ def test_one_line_equals_the_answer_of_recommend() -> None:
     assert (answer["limits_on"], answer["simulated"]) == ("p99", meant.simulated)
     assert most == {**meant.choices[0].percentile._asdict()}  # type: ignore[union-attr]
     assert deployment["benchmark_rate"] == meant.choices[0].row["requests_per_s"] / how.copies
+
+
+def test_limits_by_default_are_the_first_line_and_in_json() -> None:
+    args = (*SIZES, "--max-num-seqs", "64", "--mean", "--mode", "aggregated")
+    (answer,) = json.loads(good(*args, "--json"))["answers"]
+    ttft, tpot = answer["default_limits"]["ttft_ms"], answer["default_limits"]["tpot_ms"]
+    of_ttft = f"limits by default: TTFT <= {ttft:,.0f} ms (1 s + the prompt alone)"
+    first, _, rest = good(*args).partition("\n")
+    assert (1000 < ttft < 1100, tpot) == (True, 50)
+    assert first == f"{of_ttft}, TPOT <= 50 ms; change with --ttft, --tpot"
+    given = good(*args, "--ttft", f"{ttft:g}", "--tpot", "50")
+    assert given.rpartition("\n\n")[0] == rest.rpartition("\n\n")[0]
+    assert good(*args, "--tpot", "20").startswith(f"{of_ttft}; change with --ttft\n")
+    assert good(*args, "--ttft", "inf").startswith("limits by default: TPOT <= 50 ms; change with --tpot\n")
+    assert good(*args, "--ttft", "inf", "--tpot", "inf").startswith("qwen3-8b at isl 500, osl 50: run ")
+    shared = (*args[:3], *args[5:], "--rate", "5")
+    assert good(*shared).startswith("limits by default: TTFT <= 1,0")
+    (share,) = json.loads(good(*shared, "--json"))["shares"]
+    assert share["default_limits"] == share["answer"]["default_limits"]
+    assert share["default_limits"]["tpot_ms"] == 50
+    assert all(name in good("best", "--help") for name in ("default_limits", "--ttft inf"))
+
+
+@pytest.mark.slow
+def test_a_simpler_deployment_is_recommended_with_what_is_ahead() -> None:
+    args = ("best", "--model", "llama-3.1-8b", "--gpus", "2", "--isl", "1000", "--osl", "200", "--mean",
+            "--ttft", "300", "--tpot", "12")  # fmt: skip
+    first, second, *_ = json.loads(good(*args, "--json"))["answers"][0]["choices"]
+    assert [choice["row"]["mode"] for choice in (first, second)] == ["aggregated", "disaggregated"]
+    assert -second["tie_within"] < second["behind"] < 0
+    text = good(*args)
+    assert ": run 1 x tp 2 on 2 x h100" in text
+    ahead, error = percent(-second["behind"]), percent(second["tie_within"])
+    assert f"1 prefill + 1 decode x tp 1 would be {ahead} ahead, within the error of such a " in text
+    assert f" {error}: the simpler deployment is recommended\n" in text
+    assert f" {ahead} ahead (tie) " in text
 
 
 @pytest.mark.slow
@@ -156,29 +196,11 @@ def test_what_to_run_can_be_copied() -> None:
 
 @pytest.mark.slow
 def test_options_repeat() -> None:
-    found = json.loads(
-        good(
-            *FEWER,
-            "--model",
-            "llama-3.1-8b",
-            "--gpu",
-            "h100",
-            "--gpu",
-            "h200",
-            "--dtype",
-            "bf16",
-            "--dtype",
-            "fp8",
-            "--engine",
-            "vllm",
-            "--engine",
-            "sglang",
-            "--runners-up",
-            "40",
-            "--mean",
-            "--json",
-        )
+    options = (
+        "--model llama-3.1-8b --gpu h100 --gpu h200 --dtype bf16 --dtype fp8 --engine vllm --engine sglang "
+        "--runners-up 40 --mean --json"
     )
+    found = json.loads(good(*FEWER, *options.split()))
     assert [answer["group"]["model"] for answer in found["answers"]] == ["qwen3-8b", "llama-3.1-8b"]
     for answer in found["answers"]:
         rows = [choice["row"] for choice in answer["choices"]]
@@ -206,7 +228,7 @@ def test_files_are_written_and_named(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_unreachable_limits_print_the_nearest_and_memory_more_gpus() -> None:
-    text = good(*QUESTION[:-1], "0.1", "--ttft", "1")
+    text = good(*SIZES, "--tpot", "0.1", "--ttft", "1")
     assert "no deployment is within the limits" in text
     assert "nearest: " in text
     assert re.search(r"with (one client|\d+ clients): TPOT", text)
@@ -321,30 +343,20 @@ def test_rates_beyond_the_gpus_print_how_many_suffice() -> None:
     assert "all wanted rates need" in text
     beyond[beyond.index("2")] = "1"
     assert "1 x h100 cannot run all models" in good(*beyond)
-    nothing = good(*QUESTION, "--rate", "3", "--ttft", "0.01", "--max-num-seqs", "1")
+    nothing = good(*SIZES, "--tpot", "20", "--rate", "3", "--ttft", "0.01", "--max-num-seqs", "1")
     assert "2 x h100 cannot run this model\nQwen/Qwen3-8B holds 3 requests/s on no number of GPUs" in nothing
     assert "nearest: " in nothing
 
 
 @pytest.mark.slow
 def test_a_rate_without_gpus_is_answered_with_the_fewest() -> None:
-    options = (
-        "--isl",
-        "500",
-        "--osl",
-        "50",
-        "--max-num-seqs",
-        "64",
-        "--max-num-batched-tokens",
-        "2048",
-        "--mean",
-    )
+    options = ("--isl", "500", "--osl", "50", *SHARED[-4:], "--mean")
     args = ("best", "--model", "llama-3.1-8b", *options, "--rate")
     found = json.loads(good(*args, "70", "--json"))
     assert found["total_gpus"] == found["needed_gpus"] == found["shares"][0]["gpus"] > 1
     assert found["scale"] >= 1.0
     text = good(*args, "70", "--tpot", "0.1")
-    assert text.startswith("llama-3.1-8b holds 70 requests/s on no number of GPUs that was tried\n")
+    assert text.splitlines()[1] == "llama-3.1-8b holds 70 requests/s on no number of GPUs that was tried"
     assert "nearest: " in text
     assert "--model needs --isl, --osl too, as in --rate 20" in refused(
         "best", "--model", "qwen3-8b", "--rate", "3"

@@ -757,17 +757,8 @@ def test_import_aiconfigurator(tmp_path: Path) -> None:
         installed_root()
     except fastroof.TableError as error:
         pytest.skip(str(error))
-    arguments = (
-        "tables",
-        "import",
-        "aiconfigurator",
-        "--system",
-        "h100_sxm",
-        "--backend",
-        "vllm",
-        "-o",
-        str(tmp_path),
-    )
+    source = ("--system", "h100_sxm", "--backend", "vllm")
+    arguments = ("tables", "import", "aiconfigurator", *source, "-o", str(tmp_path))
     assert "111,444" in good(*arguments, "--version", "0.25.0")
     read = import_aiconfigurator("h100_sxm", "vllm", "0.25.0")
     assert fastroof.load_tables(tmp_path / "h100").content_hash == read.content_hash

@@ -53,19 +53,7 @@ def test_commands_start_the_engine_with_them(engine: str, flags: str) -> None:
 
 
 def test_the_best_deployment_starts_with_them() -> None:
-    args = (
-        "best",
-        "--model",
-        "llama-3.1-8b",
-        "--engine",
-        "vllm",
-        "--gpus",
-        "1",
-        "--isl",
-        "500",
-        "--osl",
-        "50",
-    )
+    args = ("best", *LLAMA, "--engine", "vllm", "--gpus", "1", "--isl", "500", "--osl", "50")
     out = good(*args, "--tpot", "30", "--max-num-seqs", "64", "--mean", "--lora", "16:4")
     assert "--enable-lora --max-lora-rank 16 --max-loras 4" in on_one_line(out)
     assert "lora from gemm" in out

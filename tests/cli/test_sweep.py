@@ -48,19 +48,8 @@ def test_flags_change_a_file(tmp_path: Path) -> None:
         'models = ["llama-3.1-8b"]\nisl = 1000\nosl = 100\nclients = 1\n[constraints]\ntpot_ms = 100\n'
     )
     output = tmp_path / "r.parquet"
-    run(
-        tmp_path / "my.toml",
-        "--isl",
-        "[10, 20]",
-        "--set",
-        "max_num_seqs=7",
-        "--keep",
-        "all",
-        "-k",
-        "3",
-        "-o",
-        output,
-    )
+    keys = ("--isl", "[10, 20]", "--set", "max_num_seqs=7", "--keep", "all", "-k", "3")
+    run(tmp_path / "my.toml", *keys, "-o", output)
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
     assert isinstance(spec, DeploymentSpec)
     assert (spec.isl, spec.max_num_seqs, spec.keep, spec.k) == ((10, 20), (7,), "all", 3)
@@ -82,18 +71,8 @@ def test_a_repeated_option_is_a_list(tmp_path: Path) -> None:
     output = tmp_path / "r.parquet"
     flags = ["--tp", "1", "--isl", "1000", "--osl", "100", "-k", "1", "-o", output]
     models = ("--model", "llama-3.1-8b", "--model", "qwen3-8b,qwen3-32b")
-    run(
-        *models,
-        "--set",
-        "clients=1",
-        "--set",
-        "clients=[2, 3]",
-        "--dtype",
-        "fp8",
-        "--dtype",
-        "bf16",
-        *flags,
-    )
+    loads = ("--set", "clients=1", "--set", "clients=[2, 3]")
+    run(*models, *loads, "--dtype", "fp8", "--dtype", "bf16", *flags)
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
     assert isinstance(spec, DeploymentSpec)
     assert spec.models == ("llama-3.1-8b", "qwen3-8b", "qwen3-32b")
@@ -141,20 +120,7 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
         (["--isl", "1", "--model", "nobody,nothing"], "unknown model 'nothing'"),
         (["--set", "isl"], "takes KEY=VALUE"),
         (
-            [
-                "--isl",
-                "1",
-                "--osl",
-                "1",
-                "--model",
-                "qwen3-8b",
-                "--clients",
-                "1",
-                "--keep",
-                "best",
-                "--keep",
-                "all",
-            ],
+            ["--isl", "1", "--osl", "1", "--model", "qwen3-8b", "--keep", "best", "--keep", "all"],
             "keep: got ['best', 'all'], need",
         ),
     ],

@@ -118,20 +118,8 @@ def test_costs_come_back_from_runs_with_drafts(tmp_path: Path, tables: Tables) -
     assert fitted.profile.costs.sequence_us == pytest.approx(5.0, rel=0.1)
     assert fitted.fit.left_out_mape < 0.01 < fitted.kernels_mape
     assert not fitted.suspects
-    shown = CliRunner().invoke(
-        app,
-        [
-            "calibrate",
-            "--runs",
-            str(tmp_path),
-            "--gpu",
-            "h100",
-            "--engine-version",
-            VERSION,
-            "--bootstrap",
-            "0",
-        ],
-    )
+    words = ["--runs", str(tmp_path), "--gpu", "h100", "--engine-version", VERSION, "--bootstrap", "0"]
+    shown = CliRunner().invoke(app, ["calibrate", *words])
     assert shown.exit_code == 0, shown.output
     assert "3 draft tokens by mtp, 2.4 tokens accepted a step" in shown.output
 

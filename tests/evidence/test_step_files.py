@@ -262,18 +262,8 @@ def test_without_a_step_it_measures_a_grid_that_fits(gpu: str, least: int) -> No
 
 def test_what_the_command_writes_is_read_with_it(tmp_path: Path, kernels: StepPlan) -> None:
     runner = CliRunner()
-    words = [
-        "step",
-        "--model",
-        "llama-3.1-8b",
-        "--gpu",
-        "h100",
-        "--tp",
-        "2",
-        "--decode",
-        "32x4096",
-        "--measure",
-    ]
+    plan = ["--model", "llama-3.1-8b", "--gpu", "h100", "--tp", "2"]
+    words = ["step", *plan, "--decode", "32x4096", "--measure"]
     path = written(tmp_path, [case("step", DECODES, forward_us(kernels, DECODES))])
     path.with_suffix(".sh").write_text(runner.invoke(app, words).stdout)
     args = ["validate", "--steps", str(path), "--engine-args", str(path.with_suffix(".sh")), "--gpu", "h100"]

@@ -535,18 +535,8 @@ def test_the_command_gives_the_same_numbers(plan):
 
 @pytest.mark.slow
 def test_the_command_with_workers_apart(plan):
-    sizes = (
-        "--isl",
-        "2048",
-        "--osl",
-        "128",
-        "--clients",
-        "32",
-        "--front-end",
-        "0",
-        "--disaggregated",
-        "1:2",
-    )
+    sizes = ("--isl", "2048", "--osl", "128", "--clients", "32")
+    sizes += ("--front-end", "0", "--disaggregated", "1:2")
     code, out, err = command(*sizes, "--kv-bandwidth", "50", "--json")
     assert (code, err) == (0, "")
     document = json.loads(out)

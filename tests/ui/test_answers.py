@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -294,12 +296,18 @@ def test_what_to_run_is_what_its_command_and_python_give(store: PlanStore, view:
     assert (answer["nearest"] is None) == bool(meant.choices)
 
 
-def test_without_limits_the_best_has_the_most_throughput(store: PlanStore) -> None:
-    answer = layouts_answer(store, View(ttft_ms=None, tpot_ms=None))
-    rates = [rate for each in answer["layouts"] for rate in each["tokens_per_s_per_gpu"]]
-    best = answer["layouts"][answer["best"]["layout"]]["tokens_per_s_per_gpu"][answer["best"]["point"]]
-    assert best == max(rates)
-    assert answer["best"]["margins"] == answer["limits"] == {}
+def test_without_limits_those_of_best_apply_and_are_named(store: PlanStore) -> None:
+    view = View(ttft_ms=None, tpot_ms=None, gpus=1, tp=1, isl=1000, osl=100, model="llama-3.1-8b")
+    answer = layouts_answer(store, view)
+    alone_ms = min(each["ttft_ms"][0] for each in answer["layouts"])
+    assert answer["limits"] == {"ttft_ms": math.ceil(1000.0 + alone_ms), "tpot_ms": 50.0}
+    assert set(answer["best"]["margins"]) == {"ttft_ms", "tpot_ms"}
+    found = fastroof.recommend(view.model, view.gpu, **deployment_question_of(store, view), percentile=None)
+    # of the steps that are compared, a whole prompt is the fastest
+    assert found.answers.answers[0].default_limits == answer["limits"]
+    assert deployment_answer(store, view)["default_limits"] == answer["default_limits"]
+    one = layouts_answer(store, replace(view, ttft_ms=900.0))
+    assert one["limits"] == {"ttft_ms": 900.0, "tpot_ms": 50.0}
     assert layouts_answer(store, View(tpot_ms=0.5))["best"] is None
 
 

@@ -1,15 +1,20 @@
-"""Candidates of a recommendation: layouts, ways to deploy, clients and limits of a step to try."""
+"""Candidates of a recommendation: layouts, ways to deploy, clients, limits of a step and default limits."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.models import TP_SIZES, ModelSpec
+from fastroof.sweep.best import evaluate
+from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.deployments.spec import MODES
+from fastroof.sweep.kind import load_tables_by_gpu
+from fastroof.sweep.kinds import load_deployment_spec
 
 BUDGETS: Final = (1024, 2048, 4096, 8192)
 """Token budgets to try in addition to the engines' defaults, as far as they are smaller."""
@@ -123,3 +128,36 @@ def seqs_to_try(engines: Sequence[EngineProfile]) -> list[int]:
     powers = (2**power for power in range(LEAST_SEQS.bit_length() - 1, max(defaults).bit_length()))
     smaller = {seqs for power in powers for seqs in (power, 3 * power // 2)}
     return sorted({*defaults, *(seqs for seqs in smaller if seqs < max(defaults))})
+
+
+QUEUE_MS: Final = 1000.0
+"""Part of the default limit on TTFT that comes on top of the prompt alone."""
+
+TPOT_MS: Final = 50.0
+"""Default limit on TPOT."""
+
+_BOUNDED_BY: Final = {
+    "ttft_ms": ("ttft_ms", "request_latency_ms"),
+    "tpot_ms": ("tpot_ms", "itl_ms", "request_latency_ms"),
+}
+
+
+def default_limits(given: Iterable[str], alone_ms: float) -> dict[str, float]:
+    """Return the limits of a question that does not bound TTFT or TPOT by those whose names are given."""
+    limits = {"ttft_ms": float(math.ceil(QUEUE_MS + alone_ms)), "tpot_ms": TPOT_MS}
+    return {name: ms for name, ms in limits.items() if not set(_BOUNDED_BY[name]).intersection(given)}
+
+
+def default_limits_words(limits: Mapping[str, float]) -> str:
+    """Return default limits as text; empty if there are none."""
+    names = {"ttft_ms": "TTFT <= {:,.0f} ms (1 s + the prompt alone)", "tpot_ms": "TPOT <= {:,.0f} ms"}
+    return ", ".join(names[name].format(ms) for name, ms in limits.items())
+
+
+def prompt_alone_ms(spec: DeploymentSpec) -> float | None:
+    """Return the TTFT of one client on a spec's fastest deployment; None if no deployment is possible."""
+    mode = MODES[0] if MODES[0] in spec.mode else spec.mode[0]
+    alone = {"mode": mode, "clients": 1, "constraints": {}, "keep": "all", "objective": "goodput"}
+    one = load_deployment_spec(spec, alone)
+    (found,) = evaluate(one, load_tables_by_gpu(DeploymentSweep(one)), 1, None)[0].values()
+    return min((row["ttft_ms"] for row in found.rows), default=None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -19,15 +20,18 @@ from fastroof.sweep.best import REPORTED, RankingOptions, best_deployments
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import load_deployment_spec
+from fastroof.sweep.percentile_capacity import LIMITED
 from fastroof.sweep.recommendations.candidates import (
     BUDGETS,
     LEAST_SEQS,
     MOST_GPUS,
     budgets_to_try,
     clients_to_try,
+    default_limits,
     layouts_to_try,
     listed,
     modes_to_try,
+    prompt_alone_ms,
     seqs_to_try,
 )
 from fastroof.sweep.recommendations.deployment import Deployment, deployment_of
@@ -38,8 +42,6 @@ if TYPE_CHECKING:
 
 
 Names = str | Path | Sequence[str | Path]
-
-_LIMITS: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 
 
 class QuestionOptions(TypedDict, total=False):
@@ -91,7 +93,7 @@ def deployment_question(
     isl, osl : int
         Tokens per prompt and per output.
     **options
-        From ``ttft_ms`` to ``allow_modelled``, as in :func:`fastroof.recommend`.
+        From ``ttft_ms`` to ``allow_modelled``, as in :func:`fastroof.recommend`, but without default limits.
 
     Returns
     -------
@@ -126,7 +128,7 @@ def deployment_question(
         chosen["gpu_hour_price"] = dict(price)
     if "engine" in chosen:
         chosen["engine"] = [str(name) for name in listed(chosen["engine"])]
-    limits = {name: chosen.pop(name) for name in _LIMITS if name in chosen}
+    limits = {name: chosen.pop(name) for name in LIMITED if name in chosen}
     values: dict[str, Any] = {
         "models": [str(model)],
         "gpus": [str(name) for name in listed(gpu)],
@@ -134,7 +136,7 @@ def deployment_question(
         "total_gpus": total_gpus,
         "isl": isl,
         "osl": osl,
-        "constraints": limits,
+        "constraints": {name: limit for name, limit in limits.items() if limit != math.inf},
         "objective": "tokens_per_s_per_gpu" if price is None else "cost",
         "clients": 1,
         **modes_to_try(gpus, total_gpus, node, osl, chosen),
@@ -265,7 +267,10 @@ def recommend(
     ----------------
     ttft_ms, tpot_ms, itl_ms, request_latency_ms : float, optional
         Maximum time to first token, per output token, between two tokens, and of a request, ms: of the 99th
-        percentile, or of what ``percentile`` says.
+        percentile, or of what ``percentile`` says. ``math.inf`` is no limit. Default: for TTFT 1 s more than
+        a prompt alone takes on the fastest compared deployment, for TPOT 50 ms; neither if
+        ``request_latency_ms`` is given, and ``itl_ms`` replaces that of TPOT. They are in the answers'
+        ``default_limits``.
     dtype, kv_dtype : str or sequence of str
         Formats to choose from (default: ``auto``, the checkpoint's).
     engine : str, Path or sequence of them
@@ -334,7 +339,7 @@ def recommend(
     ranking = {name: question.pop(name) for name in RankingOptions.__annotations__ if name in question}
     by_name = {load_model(one).name: one for one in models}
     specs = [deployment_question(one, total_gpus=total_gpus, **question) for one in by_name.values()]
-    found = _recommended(specs, ranking)
+    found = recommended([with_default_limits(spec, question) for spec in specs], ranking)
     for answer in found.answers.answers:
         name = answer.group["model"]
         if not answer.choices and answer.nearest is None and answer.infeasible.get("memory"):
@@ -372,20 +377,37 @@ def recommend_for_spec(
         If the spec is invalid or not a deployment spec.
     """
     changes = None if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price}
-    return _recommended([load_deployment_spec(spec, changes)], ranking)
+    return recommended([(load_deployment_spec(spec, changes), {})], ranking)
 
 
-def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) -> Recommendation:
+def with_default_limits(
+    spec: DeploymentSpec, given: Mapping[str, Any]
+) -> tuple[DeploymentSpec, dict[str, float]]:
+    """Return a question with the limits that it lacks, and these; none if no deployment is possible."""
+    names = [name for name in LIMITED if given.get(name) is not None]
+    if spec.osl == (1,):
+        names.append("tpot_ms")  # a single token has no time per token
+    if not default_limits(names, 0.0) or (alone_ms := prompt_alone_ms(spec)) is None:
+        return spec, {}
+    limits = default_limits(names, alone_ms)
+    return load_deployment_spec(spec, {"constraints": spec.constraints.model_dump() | limits}), limits
+
+
+def recommended(
+    questions: Sequence[tuple[DeploymentSpec, Mapping[str, float]]], ranking: Mapping[str, Any]
+) -> Recommendation:
+    """Recommend deployments of specs, each with its limits by default, which the answers name."""
     progress = ranking.get("progress")
     check_progress(progress, REPORTED, SweepError)
     began = time.perf_counter()
+    specs = tuple(spec for spec, _ in questions)
     total = sum(spec.num_candidates for spec in specs)
     done = 0
     answers: list[Answer] = []
     deployments: list[Deployment | None] = []
     skipped: list[str] = []
     candidates, objective = 0, ""
-    for spec in specs:
+    for spec, defaults in questions:
         before = done
 
         def report(of_spec: int, known: int, noun: str, before: int = before) -> None:
@@ -396,7 +418,7 @@ def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) ->
         tables_by_gpu = load_tables_by_gpu(DeploymentSweep(spec))
         found = best_deployments(spec, tables_by_gpu=tables_by_gpu, **{**ranking, "progress": report})
         for answer in found.answers:
-            answers.append(answer)
+            answers.append(answer._replace(default_limits=defaults))
             choices = answer.choices
             deployments.append(deployment_of(spec, choices[0], tables_by_gpu) if choices else None)
         skipped += found.skipped
@@ -406,7 +428,7 @@ def _recommended(specs: Sequence[DeploymentSpec], ranking: Mapping[str, Any]) ->
     compared = sum(spec.num_configurations for spec in specs)
     elapsed_s = time.perf_counter() - began
     answered = Answers(tuple(answers), objective, candidates, compared, tuple(skipped), elapsed_s)
-    return Recommendation(answered, tuple(deployments), tuple(specs), {})
+    return Recommendation(answered, tuple(deployments), specs, {})
 
 
 def _on_other_gpus(
@@ -416,7 +438,7 @@ def _on_other_gpus(
     # smaller powers of two divide the GPUs given, and so were tried as replicas
     gpus = 2 * (total_gpus & -total_gpus)
     while gpus <= MOST_GPUS_TRIED:
-        spec = deployment_question(model, total_gpus=gpus, **{**question, **dict.fromkeys(_LIMITS)})
+        spec = deployment_question(model, total_gpus=gpus, **{**question, **dict.fromkeys(LIMITED)})
         few = load_deployment_spec(spec, {"clients": 1, "objective": "tokens_per_s_per_gpu"})
         choices = best_deployments(few, runners_up=0, threads=threads).answers[0].choices
         if choices:

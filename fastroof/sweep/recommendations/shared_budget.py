@@ -19,7 +19,6 @@ from fastroof.checks import check_progress
 from fastroof.columns import Column
 from fastroof.config import load_gpu
 from fastroof.errors import SweepError
-from fastroof.sweep.answers import Choice
 from fastroof.sweep.best import REPORTED, RankingOptions
 from fastroof.sweep.deployments import COLUMNS
 from fastroof.sweep.recommendations.candidates import MOST_GPUS
@@ -27,7 +26,7 @@ from fastroof.sweep.recommendations.files import save_deployments
 from fastroof.sweep.recommendations.recommend import (
     MOST_GPUS_TRIED,
     Recommendation,
-    recommend_for_spec,
+    recommended,
 )
 from fastroof.sweep.recommendations.traffic import Traffic, load_shared_spec
 from fastroof.sweep.result_rows import rows_as_html, rows_as_table
@@ -265,13 +264,6 @@ def fewest_gpus(model: HeldRates, total_gpus: int) -> int | None:
     raise AssertionError("unreachable")
 
 
-def held_per_s(choice: Choice) -> float:
-    """Return the largest rate that a deployment holds, requests/s: within a percentile if that was asked."""
-    within = choice.percentile
-    rate = choice.row["requests_per_s"] if within is None or within.why_not else within.requests_per_s
-    return float(rate) if rate > 0.0 else 0.0
-
-
 def recommend_shared(
     spec: Mapping[str, Any] | str | Path,
     *,
@@ -294,7 +286,8 @@ def recommend_shared(
         TOML file with them.
         ``traffic`` is a list of tables with ``model``, ``isl``, ``osl`` (tokens) and ``requests_per_s``, and
         any limits and choices of :func:`fastroof.recommend`, such as ``ttft_ms``, ``tpot_ms``, ``dtype``
-        and ``engine``. One of these keys next to ``traffic`` is for all models that do not set it.
+        and ``engine``. One of these keys next to ``traffic`` is for all models that do not set it. Default
+        limits are those of :func:`fastroof.recommend` on ``total_gpus``, or a node's GPUs if fewer.
     gpu_hour_price : float or mapping, optional
         Price per GPU-hour, which replaces the spec's.
     **ranking
@@ -334,6 +327,7 @@ def recommend_shared(
     check_progress(progress, REPORTED, SweepError)
     changes = {} if gpu_hour_price is None else {"gpu_hour_price": gpu_hour_price}
     loaded = load_shared_spec(spec, changes)
+    loaded = loaded._replace(traffic=tuple(map(loaded.limited, loaded.traffic)))
     ranked: dict[str, Any] = {**ranking, "progress": None}
     answered = 0
     total = loaded.total_gpus or 0
@@ -346,15 +340,15 @@ def recommend_shared(
     @functools.cache
     def answer(place: int, gpus: int) -> Recommendation:
         nonlocal answered
-        question = loaded.question(loaded.traffic[place], gpus)
-        found = recommend_for_spec(question, **ranked)
+        traffic = loaded.traffic[place]
+        found = recommended([(loaded.question(traffic, gpus), traffic.default_limits)], ranked)
         answered += 1
         report(max(answered + 1, known))
         return found
 
     def rate_on(place: int, gpus: int) -> float:
         choices = answer(place, gpus).answers.answers[0].choices
-        return held_per_s(choices[0]) if choices else 0.0
+        return float(choices[0].row["requests_per_s"]) if choices else 0.0
 
     report(max(1, known))
     models = [

@@ -9,9 +9,15 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.documents import read_toml
 from fastroof.errors import SweepError
+from fastroof.models import TP_SIZES
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.recommendations.candidates import MOST_GPUS
-from fastroof.sweep.recommendations.recommend import QuestionOptions, deployment_question
+from fastroof.sweep.recommendations.recommend import (
+    MOST_GPUS_TRIED,
+    QuestionOptions,
+    deployment_question,
+    with_default_limits,
+)
 from fastroof.sweep.spec import read_values
 
 TRAFFIC: Final = "traffic"
@@ -38,6 +44,8 @@ class Traffic(NamedTuple):
         Wanted rate, requests/s.
     options : dict of str to object
         Limits and choices, as in :func:`fastroof.sweep.deployment_question`.
+    default_limits : mapping of str to float
+        Those of the options that are limits by default.
     """
 
     model: str
@@ -45,6 +53,7 @@ class Traffic(NamedTuple):
     osl: int
     requests_per_s: float
     options: dict[str, Any]
+    default_limits: Mapping[str, float] = {}
 
 
 class SharedSpec(NamedTuple):
@@ -59,6 +68,17 @@ class SharedSpec(NamedTuple):
         return deployment_question(
             traffic.model, self.gpu, total_gpus=gpus, isl=traffic.isl, osl=traffic.osl, **traffic.options
         )
+
+    def limited(self, traffic: Traffic) -> Traffic:
+        """Return the traffic with the limits that it lacks, the same on any number of GPUs."""
+        # of a prompt on up to a node, or on the fewest nodes that hold the model
+        gpus = 2 ** (min(self.total_gpus or TP_SIZES[-1], TP_SIZES[-1]).bit_length() - 1)
+        while gpus <= MOST_GPUS_TRIED:
+            _, limits = with_default_limits(self.question(traffic, gpus), traffic.options)
+            if limits:
+                return traffic._replace(options=traffic.options | limits, default_limits=limits)
+            gpus *= 2
+        return traffic
 
 
 def is_shared_spec(path: str | Path) -> bool:

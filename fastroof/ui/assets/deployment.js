@@ -27,7 +27,7 @@ function row(answer, choice) {
   const value = (name) => choice.margins.find((one) => one.name === name)?.value;
   line.append(
     make("td", choice.layout, "text"), make("td", count(choice.clients)), make("td", number(choice.requests_per_s, 4)),
-    make("td", number(choice.tokens_per_s_per_gpu, 4)), make("td", choice.behind ? `${percent(choice.behind)}${choice.is_tie ? " (tie)" : ""}` : ""),
+    make("td", number(choice.tokens_per_s_per_gpu, 4)), make("td", choice.behind ? `${percent(Math.abs(choice.behind))}${choice.behind < 0 ? " ahead" : ""}${choice.is_tie ? " (tie)" : ""}` : ""),
     make("td", number(value("tpot_ms"))), make("td", number(value("ttft_ms"))),
     make("td", count(choice.max_num_batched_tokens)), make("td", count(choice.max_num_seqs)), make("td", choice.why_not, "text"),
   );
@@ -41,6 +41,7 @@ export function showDeployment(answer) {
     const chance = best.sampling_error === null ? "" : ` (± ${percent(best.sampling_error)} by chance)`;
     const means = answer.limits_on === "mean" && answer.why_mean !== "no time has a limit";
     byId("deployment-words").replaceChildren(
+      answer.default_limits && `Limits by default: ${answer.default_limits}. `,
       make("strong", `Best on ${gpus}: ${best.layout}`),
       `: ${number(best.requests_per_s, 4)} requests/s${chance} from ${count(best.clients)} clients on average, ${number(best.tokens_per_s_per_gpu, 4)} tokens/s per GPU`
       + `${best.margins.length ? `; ${best.margins.map((one) => marginWords(answer, one)).join(", ")}` : ""}.`
@@ -49,7 +50,7 @@ export function showDeployment(answer) {
   } else {
     const near = answer.nearest;
     const most = near && Object.entries(near.exceeds).map(([name, times]) => `${near.limits_on} ${TIMES[name] || name} ${number(near.values[name])} (${number(times)} times the limit)`).join(", ");
-    byId("deployment-words").textContent = `No deployment on ${gpus} is within the limits.${near ? ` Nearest: ${near.layout}: ${most}.` : " The model does not fit: use more GPUs or another format."}`;
+    byId("deployment-words").textContent = `${answer.default_limits && `Limits by default: ${answer.default_limits}. `}No deployment on ${gpus} is within the limits.${near ? ` Nearest: ${near.layout}: ${most}.` : " The model does not fit: use more GPUs or another format."}`;
   }
   byId("deployment").hidden = !best;
   byId("deployment").tBodies[0].replaceChildren(...answer.choices.map((choice) => row(answer, choice)));

@@ -127,13 +127,14 @@ export function showLayouts(answered) {
 
 function bestWords() {
   if (!curves.length) return ["No layout can serve this load: use more GPUs, another format or shorter requests."];
-  if (!answer.best) return ["No layout is within the limits at any number of clients: use looser limits or more GPUs."];
+  const limits = answer.default_limits && `Limits by default: ${answer.default_limits}. `;
+  if (!answer.best) return [`${limits}No layout is within the limits at any number of clients: use looser limits or more GPUs.`];
   const curve = curves.find((one) => one.number === answer.best.layout);
   const i = answer.best.point;
   const margins = Object.entries(answer.best.margins).sort(([, a], [, b]) => a - b).map(([name, left]) => `${NAMES[name]} has ${percent(left)} left`);
   const gpus = curve.gpus === 1 ? "1 GPU" : `${curve.gpus} GPUs`;
   const best = make("strong", `Best copy by means: ${curve.layout} with ${count(curve.clients[i])} clients per replica of ${gpus}`);
-  return [best, `: ${number(curve.tokens_per_s_per_gpu[i])} tokens/s per GPU${margins.length ? `; ${margins.join(", ")}` : ""}. Dots: Pareto front; dashes: TTFT is above its limit.`];
+  return [limits, best, `: ${number(curve.tokens_per_s_per_gpu[i])} tokens/s per GPU${margins.length ? `; ${margins.join(", ")}` : ""}. Dots: Pareto front; dashes: TTFT is above its limit.`];
 }
 
 function row([curve, i, isWithin]) {

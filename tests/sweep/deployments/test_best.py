@@ -109,8 +109,10 @@ def test_why_it_is_the_best() -> None:
         assert choice.behind == pytest.approx(1 - choice.objective / first.objective)
         assert choice.at_edge == (choice.row["clients"] == 64)
     for choice in answer.choices[1:]:
+        own = "dtype", "kv_dtype"
         error = math.hypot(choice.row["relative_error"], first.row["relative_error"])
-        assert choice.is_tie == (-math.log(1 - choice.behind) < error)
+        error = math.hypot(0.055, 0.01, 0.01) if all(choice.row[n] == first.row[n] for n in own) else error
+        assert choice.is_tie == (abs(math.log(1 - choice.behind)) < error)
     assert by_means(SPEC | {"isl": 4000}, runners_up=0).answers[1].choices == (first,)
 
 
@@ -130,7 +132,7 @@ def test_equals_are_ordered_by_gpus_then_latency() -> None:
         latency = [choice.row["request_latency_ms"] for choice in four]
         assert latency == sorted(latency)
         assert not answer.choices[-1].is_tie
-        assert answer.choices[-1].behind == pytest.approx(1.0)
+        assert answer.choices[-1].behind == pytest.approx(0.5)
         # the load is the given one, not the chosen one
         assert not any(choice.at_edge for choice in answer.choices)
 
@@ -249,7 +251,7 @@ def test_it_prints_equivalent_runners_up(tmp_path: Path) -> None:
     text = Path(spec).read_text().replace("clients = [1, 4]", "rate = 0.5")
     Path(spec).write_text(text)
     out = command(spec)[1]
-    assert "1 runner-up does as well, with longer requests or on more GPUs" in out
+    assert "1 runner-up does as well, less simply, with longer requests or on more GPUs" in out
     code, _, err = command(str(tmp_path / "none.toml"))
     assert code == 2
     assert "cannot be read" in err

@@ -15,13 +15,13 @@ from fastroof import SweepError, Workload, capacity, compile_plan, load_tables, 
 from fastroof.simulation import Fleet, Link, Pool, simulate
 from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.steady import steady_run
-from fastroof.sweep.answers import Answer, Answers
+from fastroof.sweep import DeploymentSpec, load_spec
+from fastroof.sweep.answers import Answer, Answers, ranked_choices
 from fastroof.sweep.best import best_deployments
 from fastroof.sweep.percentile_capacity import (
     PercentileCapacity,
     SimulatedKind,
     percentile_limits,
-    ranked_anew,
 )
 
 SPEC: dict[str, Any] = {
@@ -146,13 +146,7 @@ def test_the_order_is_that_of_the_percentile_and_the_place_that_of_the_closed_fo
         assert before[choice.percentile.place - 1].row["tp"] == choice.row["tp"]
         ratio = choice.percentile.tokens_per_s_per_gpu / served[0]
         assert choice.behind == pytest.approx(1.0 - ratio)
-        spread = choice.percentile.relative_error
-        assert spread is not None
-        first = choices[0].percentile
-        assert first is not None
-        assert first.relative_error is not None
-        close = choice is not choices[0] and -math.log(ratio) < math.hypot(spread, first.relative_error)
-        assert choice.is_tie == close
+        assert choice.is_tie == (choice is not choices[0] and abs(math.log(ratio)) < choice.tie_within)
     assert all(choice.percentile is None for choice in before)
 
 
@@ -220,16 +214,70 @@ def test_one_engine_with_pipeline_stages_serves_what_capacity_answers_for_it() -
     assert choice.percentile.requests_per_s == most.requests_per_s
 
 
-def test_equals_keep_their_order_and_misses_come_after() -> None:
-    def of(per_s: float, why_not: str = "") -> PercentileCapacity:
-        return PercentileCapacity(per_s, per_s, per_s, per_s, "", 1, why_not)
+def ranked(*found: tuple[dict[str, Any], float], spec: dict[str, Any] = SPEC, chance: float = 0.0) -> Any:
+    """Rank made up deployments by tokens/s a GPU; nan is one that could not be simulated."""
+    row = {"gpu": "h100", "dtype": "bf16", "kv_dtype": "bf16", "engine": "vllm", "mode": "aggregated",
+           "tp": 1, "pp": 1, "dp": 1, "ep": 1, "total_gpus": 4, "relative_error": 0.09}  # fmt: skip
+    loaded = load_spec(spec)
+    assert isinstance(loaded, DeploymentSpec)
+    pairs = []
+    for changes, rate in found:
+        why_not = "no room" if math.isnan(rate) else ""
+        most = PercentileCapacity(rate, 0.8 * rate, 1.2 * rate, rate, "", 1, why_not, sampling_error=chance)
+        pairs.append(({**row, **changes, "tokens_per_s_per_gpu": rate}, most))
+    return ranked_choices(loaded, "tokens_per_s_per_gpu", pairs)
 
-    capacities = [of(10.0), of(math.nan, "no room"), of(30.0), of(10.0)]
-    assert ranked_anew(capacities, [1.0] * 4, [None] * 4) == [2, 0, 3, 1]
-    assert ranked_anew(capacities, [1.0, 1.0, 4.0, 1.0], [None] * 4) == [0, 3, 2, 1]
-    assert ranked_anew(capacities, [1.0] * 4, [20.0] * 4) == [2, 0, 3, 1]
-    assert ranked_anew(capacities, [1.0, 1.0, 9.0, 1.0], [20.0] * 4) == [2, 0, 3, 1]
-    assert ranked_anew(capacities, [2.0, 1.0, 4.0, 2.0], [5.0] * 4) == [0, 3, 2, 1]
+
+def test_equals_keep_their_order_and_misses_come_after() -> None:
+    choices = ranked(*(({"tp": tp}, rate) for tp, rate in ((4, 10.0), (1, math.nan), (8, 30.0), (2, 10.0))))
+    assert [choice.row["tp"] for choice in choices] == [8, 4, 2, 1]
+    assert [choice.behind for choice in choices[:3]] == pytest.approx([0.0, 2 / 3, 2 / 3])
+    assert math.isnan(choices[3].behind)
+    assert not any(choice.is_tie for choice in choices)
+
+
+APART = {"mode": "disaggregated"}
+
+
+@pytest.mark.parametrize(
+    ("found", "first"),
+    [
+        # within the error of a comparison, 5.7 %, the simpler one, and beyond it the better one
+        ([({}, 95.0), (APART, 100.0)], 0),
+        ([({}, 94.0), (APART, 100.0)], 1),
+        ([({"tp": 8}, 95.0), ({"tp": 2, "dp": 4, "ep": 8}, 100.0)], 0),
+        ([({"tp": 8}, 95.0), (APART | {"tp": 1}, 100.0)], 0),
+        ([({}, 95.0), ({"tp": 8}, 96.0), (APART, 100.0)], 0),
+        # neither is simpler, or their kernels differ
+        ([({"tp": 2}, 99.0), ({"tp": 8}, 100.0)], 1),
+        ([({"gpu": "h200"}, 99.0), (APART, 100.0)], 1),
+        ([({"dtype": "fp8"}, 99.0), ({"tp": 2}, 100.0)], 1),
+    ],
+)
+def test_of_ties_the_simplest_deployment_is_first(
+    found: list[tuple[dict[str, Any], float]], first: int
+) -> None:
+    choices = ranked(*found)
+    assert choices[0].objective == found[first][1]
+    assert choices[0].behind == 0.0
+    assert not choices[0].is_tie
+    for choice in choices[1:]:
+        assert choice.behind == pytest.approx(1.0 - choice.objective / choices[0].objective)
+        assert choice.is_tie == (abs(math.log(1.0 - choice.behind)) < choice.tie_within)
+    assert choices[1].is_tie or found[first][1] == 100.0
+
+
+def test_chance_and_other_kernels_are_part_of_a_tie() -> None:
+    close, far = ranked(({}, 93.0), (APART, 100.0)), ranked(({}, 93.0), (APART, 100.0), chance=0.05)
+    assert [choices[0].objective for choices in (close, far)] == [100.0, 93.0]
+    assert close[1].tie_within == pytest.approx(math.hypot(0.055, 0.01, 0.01))
+    assert far[1].tie_within == pytest.approx(math.hypot(0.055, 0.01, 0.01, 0.05, 0.05))
+    other = ranked(({"gpu": "h200"}, 93.0), ({}, 100.0))[1]
+    assert other.tie_within == pytest.approx(math.sqrt(2.0) * math.log(1.5) / 2.0)
+    assert other.is_tie
+    # at a given rate costs are exact
+    rate = {key: value for key, value in SPEC.items() if key != "clients"} | {"rate": 60.0}
+    assert [c.objective for c in ranked(({}, 99.0), (APART, 100.0), spec=rate)] == [100.0, 99.0]
 
 
 QUESTION: dict[str, Any] = {"total_gpus": 2, "isl": 700, "osl": 60}
@@ -431,8 +479,6 @@ def test_limits_that_no_percentile_keeps_have_a_nearest() -> None:
 
 
 def test_limits_are_named_by_their_percentile() -> None:
-    from fastroof.sweep import DeploymentSpec, load_spec
-
     spec = load_spec(SPEC | {"constraints": {"request_latency_ms": 4000, "tpot_ms": 20, "itl_ms": 40}})
     assert isinstance(spec, DeploymentSpec)
     assert percentile_limits(spec, 99) == {"tpot_p99_ms": 20.0, "itl_p99_ms": 40.0, "e2e_p99_ms": 4000.0}

@@ -14,7 +14,6 @@ import pytest
 from fastroof.errors import SweepError
 from fastroof.ranges import expand_reals
 from fastroof.sweep import Constraints, DeploymentSpec, load_spec
-from fastroof.sweep.best import nearest_spec
 from fastroof.sweep.deployments import spec as spec_module
 from fastroof.sweep.deployments.spec import Layout
 from fastroof.sweep.spec import count_problem
@@ -146,16 +145,6 @@ def test_wrong_values_are_named(changes: dict[str, Any], message: str) -> None:
 
 def test_all_rows_may_be_one_group() -> None:
     assert loaded(per=[]).per == ()
-
-
-def test_the_nearest_is_searched_under_doubling_loads() -> None:
-    spec = loaded(clients={"start": 3, "stop": 100, "step": 1}, constraints={"tpot_ms": 1})
-    few = nearest_spec(spec, "llama-3.1-8b", {})
-    assert few is not None
-    assert few.clients == (3, 6, 12, 24, 48, 96)
-    many = nearest_spec(loaded(clients={"start": 1, "stop": 2**20, "factor": 2}), "llama-3.1-8b", {})
-    assert many is not None
-    assert many.clients == tuple(2**power for power in range(8))
 
 
 def test_all_errors_are_reported_at_once() -> None:

@@ -203,7 +203,7 @@ def test_nothing_in_a_models_name_is_run_or_read(either: Recommendation, name: s
 
 
 def test_several_have_a_folder_each(tmp_path: Path) -> None:
-    found = recommend(["qwen3-8b", "llama-3.1-8b"], "h100", total_gpus=1, isl=500, osl=50)
+    found = recommend(["qwen3-8b", "llama-3.1-8b"], "h100", total_gpus=1, isl=500, osl=50, percentile=None)
     names = {str(path.relative_to(tmp_path)) for path in found.save(tmp_path)}
     assert {"1-qwen-qwen3-8b/start.sh", "2-meta-llama-llama-3-1-8b/kubernetes.yaml"} <= names
     assert len(pq.read_table(tmp_path / "deployments.parquet")) == sum(

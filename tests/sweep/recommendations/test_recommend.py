@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ QUESTION: dict[str, Any] = {"total_gpus": 4, "isl": 1000, "osl": 200, "ttft_ms":
 SEQS = [16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024]
 
 
+NO_LIMITS: dict[str, Any] = {"ttft_ms": math.inf, "tpot_ms": math.inf}
 by_means = functools.partial(recommend, percentile=None, mode="aggregated")
 best_by_means = functools.partial(best_deployments, percentile=None)
 
@@ -129,7 +131,7 @@ def test_the_command_is_of_the_deployment(found: Recommendation) -> None:
 
 
 def test_a_context_that_has_no_room_is_cut() -> None:
-    found = by_means("llama-3.1-70b", "h100", total_gpus=4, isl=1000, osl=100, runners_up=99)
+    found = by_means("llama-3.1-70b", "h100", total_gpus=4, isl=1000, osl=100, runners_up=99, **NO_LIMITS)
     for choice in found.answers.answers[0].choices:
         deployment = fastroof.sweep.deployment_of(found.specs[0], choice)
         values = dict(itertools.pairwise(deployment.servers["server"].words()))
@@ -175,9 +177,7 @@ def test_a_model_that_does_not_fit_names_the_gpus_that_it_needs() -> None:
         or found.would_fit["llama-3.1-70b"]["total_gpus"] == 4
     )
     more = found.would_fit["llama-3.1-70b"]["total_gpus"]
-    fewer = by_means(
-        "llama-3.1-70b", "h100", **QUESTION | {"total_gpus": more // 2, "ttft_ms": None, "tpot_ms": None}
-    )
+    fewer = by_means("llama-3.1-70b", "h100", **QUESTION | {"total_gpus": more // 2, **NO_LIMITS})
     assert fewer.answers.answers[0].choices == ()
 
 
@@ -191,15 +191,59 @@ def test_fewer_gpus_than_given_may_hold_a_model() -> None:
 
 def test_a_note_names_kernels_that_were_not_measured() -> None:
     def notes(model: str, **options: Any) -> str:
-        (deployment,) = recommend(model, "h100", total_gpus=1, isl=3000, osl=600, **options).deployments
+        (deployment,) = by_means(model, "h100", total_gpus=1, isl=3000, osl=600, **options).deployments
         assert deployment is not None
-        assert deployment.row["origin"] == "modelled"
         return "\n".join(deployment.notes)
 
     # chunks after the first are computed from whole prompts, and all kernels are measured
     assert "modelled" not in notes("llama-3.1-8b", max_num_batched_tokens=2048)
     mamba = notes("bamba-9b", allow_modelled=True)
     assert "modelled from the datasheet, not measured (standard error 22%): mamba recurrence (mamba)" in mamba
+
+
+def test_limits_that_are_not_given_are_those_of_a_person() -> None:
+    question: dict[str, Any] = {"total_gpus": 2, "isl": 4000, "osl": 200}
+    found = by_means("llama-3.1-8b", **question)
+    (answer,) = found.answers.answers
+    plans = [
+        fastroof.compile_plan("llama-3.1-8b", "h100", tp=tp, engine="vllm", max_num_batched_tokens=tokens)
+        for tp in (1, 2)
+        for tokens in (2048, 8192)
+    ]
+    alone_ms = min(estimate(plan, 4000, 200, 1, requests_per_client="steady").ttft_ms for plan in plans)
+    assert answer.default_limits == {"ttft_ms": math.ceil(1000 + alone_ms), "tpot_ms": 50.0}
+    # as if they had been given
+    given = by_means("llama-3.1-8b", **question, **answer.default_limits)
+    assert given.answers.answers[0].choices == answer.choices
+    assert given.specs == found.specs
+    assert answer.choices[0].row["ttft_ms"] < answer.default_limits["ttft_ms"]
+    free = by_means("llama-3.1-8b", **question, **NO_LIMITS).answers.answers[0]
+    assert (free.default_limits, free.choices[0].margins) == ({}, ())
+    assert free.choices[0].row["ttft_ms"] > 5000
+    # a specification has its own limits only
+    written = best_by_means({"models": ["llama-3.1-8b"], "isl": 100, "osl": 20, "clients": 1}).answers[0]
+    assert (written.default_limits, written.choices[0].margins) == ({}, ())
+
+
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({"tpot_ms": 30}, ["ttft_ms"]),
+        ({"ttft_ms": math.inf}, ["tpot_ms"]),
+        ({"itl_ms": 30}, ["ttft_ms"]),
+        # which bounds both
+        ({"request_latency_ms": 9000}, []),
+        ({"osl": 1}, ["ttft_ms"]),
+    ],
+)
+def test_one_limit_leaves_the_default_of_the_other(given: dict[str, Any], names: list[str]) -> None:
+    question: dict[str, Any] = {"total_gpus": 1, "isl": 100, "osl": 20, "max_num_seqs": 16, **given}
+    (answer,) = by_means("llama-3.1-8b", **question).answers.answers
+    assert list(answer.default_limits) == names
+    (shared,) = fastroof.recommend_shared(
+        {**question, "traffic": [{"model": "llama-3.1-8b", "requests_per_s": 1}]}, percentile=None
+    ).shares
+    assert shared.traffic.default_limits == answer.default_limits
 
 
 def test_layouts_fill_the_gpus() -> None:
@@ -305,7 +349,7 @@ LIMITS = [
     # the other model and the other engine
     pytest.param("llama-3.1-70b", "vllm", 2, 170.3, 205.6, marks=pytest.mark.release),
     pytest.param("llama-3.1-70b", "vllm-0.12", 2, 0.0, 177.3, marks=pytest.mark.release),
-    pytest.param("qwen3-32b", "vllm", 1, 428.8, 476.8, marks=pytest.mark.release),
+    pytest.param("qwen3-32b", "vllm", 1, 451.3, 503.5, marks=pytest.mark.release),
 ]
 """Questions that memory decides: model, engine, GPUs, and tokens/s a GPU with 1,024 requests and searched.
 
@@ -318,7 +362,7 @@ Before 0.17, vLLM sorts the logits of all requests to sample, which takes more m
 def test_a_smaller_limit_on_requests_is_found_and_printed(
     model: str, engine: str, gpus: int, own: float, searched: float
 ) -> None:
-    question: dict[str, Any] = {"total_gpus": gpus, "isl": 2000, "osl": 200, "engine": engine}
+    question: dict[str, Any] = {"total_gpus": gpus, "isl": 2000, "osl": 200, "engine": engine, **NO_LIMITS}
     found = by_means(model, "h100", **question)
     best = found.answers.answers[0].choices[0]
     alone = {}
