@@ -304,7 +304,7 @@ def best(
     if as_json:
         print_json(
             {
-                **answers_document(found.answers),
+                **answers_document(vars(found.answers)),
                 "deployments": [deployment_document(one) for one in found.deployments],
                 "engines": found.engines,
                 "would_fit": found.would_fit,
@@ -403,6 +403,8 @@ def answers_document(value: Any) -> Any:
     """Return answers, their choices and margins as objects for JSON."""
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return {name: answers_document(item) for name, item in value._asdict().items()}
+    if isinstance(value, dict):
+        return {name: answers_document(item) for name, item in value.items()}
     return [answers_document(item) for item in value] if isinstance(value, list | tuple) else value
 
 

@@ -54,7 +54,7 @@ def say_default_limits(limits: Mapping[str, float], model: str = "") -> None:
 
     if limits:
         names = ", ".join(f"--{name.removesuffix('_ms')}" for name in limits)
-        say(f"{model}limits by default: {default_limits_words(limits)}; change with {names}")
+        print_line(f"{model}limits by default: {default_limits_words(limits)}; change with {names}")
 
 
 def print_answer(

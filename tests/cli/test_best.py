@@ -107,7 +107,7 @@ def test_limits_by_default_are_the_first_line_and_in_json() -> None:
     (share,) = json.loads(good(*shared, "--json"))["shares"]
     assert share["default_limits"] == share["answer"]["default_limits"]
     assert share["default_limits"]["tpot_ms"] == 50
-    assert all(name in good("best", "--help") for name in ("default_limits", "--ttft inf"))
+    assert "default_limits" in good("best", "--help-all")
 
 
 @pytest.mark.slow

@@ -287,7 +287,7 @@ def recommend_shared(
         ``traffic`` is a list of tables with ``model``, ``isl``, ``osl`` (tokens) and ``requests_per_s``, and
         any limits and choices of :func:`fastroof.recommend`, such as ``ttft_ms``, ``tpot_ms``, ``dtype``
         and ``engine``. One of these keys next to ``traffic`` is for all models that do not set it. Default
-        limits are those of :func:`fastroof.recommend` on ``total_gpus``, or a node's GPUs if fewer.
+        limits are those of :func:`fastroof.recommend` on the fewest GPUs that hold a model.
     gpu_hour_price : float or mapping, optional
         Price per GPU-hour, which replaces the spec's.
     **ranking

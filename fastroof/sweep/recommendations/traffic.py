@@ -9,7 +9,6 @@ from typing import Any, Final, NamedTuple
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.documents import read_toml
 from fastroof.errors import SweepError
-from fastroof.models import TP_SIZES
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.recommendations.candidates import MOST_GPUS
 from fastroof.sweep.recommendations.recommend import (
@@ -71,13 +70,11 @@ class SharedSpec(NamedTuple):
 
     def limited(self, traffic: Traffic) -> Traffic:
         """Return the traffic with the limits that it lacks, the same on any number of GPUs."""
-        # of a prompt on up to a node, or on the fewest nodes that hold the model
-        gpus = 2 ** (min(self.total_gpus or TP_SIZES[-1], TP_SIZES[-1]).bit_length() - 1)
-        while gpus <= MOST_GPUS_TRIED:
+        # with a prompt on the fewest GPUs that hold the model
+        for gpus in (2**power for power in range(MOST_GPUS_TRIED.bit_length())):
             _, limits = with_default_limits(self.question(traffic, gpus), traffic.options)
             if limits:
                 return traffic._replace(options=traffic.options | limits, default_limits=limits)
-            gpus *= 2
         return traffic
 
 
