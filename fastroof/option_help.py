@@ -20,21 +20,21 @@ _MOST_USED: Final = (
 """Options that --help shows: the first ten that a command has."""
 
 _GROUPS: Final = {
-    "Model and GPU": """model models gpu gpus total_gpus tables source tp pp dp ep moe_tp cp dtype kv_dtype
-        method routing allow_modelled exchange dp_imbalance wide_experts eplb num_slots two_batch_overlap lora
-        gemm_smoothing memory_fraction kv_cache_gib free_gib mode most_gpus_each replicas""",
-    "Load": """decode prefill trace trace_format time_zone hash_block_size rate_scale limit columns where rate
-        requests_per_s arrivals burstiness ramp hourly clients think turns calls tool growth system_prompt
-        num_requests isl osl cached seed period prefix_hit image image_size images requests_per_client
+    "Model and GPU": """model models gpu gpus total_gpus tables source tp pp dp ep cp dtype kv_dtype
+        method routing allow_modelled exchange eplb two_batch_overlap lora
+        memory_fraction kv_cache_gib free_gib mode most_gpus_each replicas""",
+    "Load": """decode prefill trace time_zone rate_scale limit columns where rate
+        requests_per_s burstiness ramp hourly clients think turns calls tool growth system_prompt
+        num_requests isl osl cached seed period prefix_hit image requests_per_client
         length_spread beside kv_len batch_size""",
     "Limits": """ttft tpot itl e2e ttft_ms tpot_ms itl_ms request_latency_ms percentile mean slo objective
-        fewest by_hour tolerance draws steady max_model_len""",
+        fewest by_hour draws steady max_model_len""",
     "Engine": """engine front_end max_num_batched_tokens max_num_seqs num_gpu_blocks block_size
         async_scheduling order chunked_prefill prefill_schedule_interval reserve_output
-        prefill_decode_interval min_free_slots_delay timeout kv_reservation router prefix_cache kv_tiers
+        timeout router prefix_cache kv_tiers
         autoscale min_replicas max_replicas startup scale_interval scale_down_delay prefill_replicas
-        decode_replicas prefill_tp kv_bandwidth kv_latency first_token back_pressure kv_by_layer too_long
-        disaggregated num_draft_tokens accepted draft speculation prefix_caching""",
+        decode_replicas prefill_tp kv_bandwidth back_pressure too_long
+        disaggregated num_draft_tokens accepted draft prefix_caching""",
 }
 _OTHERS: Final = "Output and run"
 _GROUP_OF: Final = {name: group for group, names in _GROUPS.items() for name in names.split()}
@@ -62,7 +62,8 @@ _MEANT: Final = {
     "num-draft-tokens": "num-speculative-tokens speculative-num-draft-tokens",
     "ttft": "ttft-ms ttft-p99 ttft-p99-ms slo", "tpot": "tpot-ms tpot-p99 tpot-p99-ms", "itl": "itl-ms",
     "e2e": "e2e-ms e2e-p99 request-latency request-latency-ms latency", "price": "gpu-hour-price cost",
-    "kv-bandwidth": "link-gb-per-s", "out": "save-result", "explain": "verbose breakdown",
+    "kv-bandwidth": "link-gb-per-s", "explain": "verbose breakdown",
+    "image": "images image-size", "set": "keep per speculation", "address": "executor ray",
 }  # fmt: skip
 """What other programs, and this one before, call an option."""
 _MEANINGS: Final = {word: option for option, words in _MEANT.items() for word in words.split()}

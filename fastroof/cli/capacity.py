@@ -19,7 +19,6 @@ from fastroof.cli.option_groups import (
     ENGINE_SETTINGS,
     EXECUTION,
     TABLES,
-    check_engine,
     engine_settings,
     plan_options,
     simulated_plan,
@@ -152,9 +151,6 @@ def capacity(
         bool, typer.Option("--by-hour", help="With --fewest: for each hour of the trace, or of --hourly.")
     ] = False,
     given: GroupValues,
-    tolerance: Annotated[
-        float, typer.Option(metavar="SHARE", help="Relative tolerance of the search.")
-    ] = 0.01,
     results: Annotated[
         Path | None,
         typer.Option(
@@ -186,7 +182,6 @@ def capacity(
         _of_specification(spec, limits, results, {**run, "threads": workers}, as_json)
         return
     assert model is not None
-    check_engine(plan["engine"])
     if workload["rate"] is not None and not fewest:
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
     requests = workload_requests(**workload, period=period)
@@ -209,7 +204,7 @@ def capacity(
     else:
         from fastroof import capacity as largest_rate
 
-        options |= {"replicas": replicas, "tolerance": tolerance, "draws": draws}
+        options |= {"replicas": replicas, "draws": draws}
         found, show = largest_rate(served, requests, **options), _print_capacity
     if as_json:
         left_out = getattr(requests, "left_out", {})
@@ -260,10 +255,11 @@ def _of_specification(
     if not isinstance(spec, CapacitySpec):
         raise SweepError(f"{path} has neither [workload] nor [slo]; run it with `fastroof sweep`")
     results = DEFAULT_RESULTS if given is None else given
+    executor = "ray" if run["address"] else "local"
     if given is None:
         say_where(results, f"the sweep of {path}")
     with resumable(results), shown_progress("capacity", "deployments", quiet=as_json) as shown:
-        summary = run_sweep(spec, results, **run, progress=shown)
+        summary = run_sweep(spec, results, executor=executor, **run, progress=shown)
     print_summary(summary, as_json=as_json, quiet=False)
 
 

@@ -67,7 +67,6 @@ _VALUES: Final[dict[str, Callable[[], Sequence[str]]]] = {
     "--model": lambda: import_module("fastroof.models").model_names(),
     "--gpu": lambda: import_module("fastroof.config.gpu").gpu_names(),
     "--engine": _engines,
-    "--executor": lambda: ("local", "ray"),
     "--dtype": lambda: _formats("DTYPES"),
     "--kv-dtype": lambda: _formats("KV_DTYPES"),
     "--install-completion": lambda: SHELLS,

@@ -45,22 +45,11 @@ _HELP: Final[dict[str, tuple[str | None, ...]]] = {
         "Bandwidth from a prefill GPU to a decode GPU: 50 is a 400 Gb/s NIC.  [default: NVLink's]",
         "GB/S",
     ),
-    "kv_latency": ("Latency of each KV cache transfer.  [default: 0]", "US"),
-    "first_token": (
-        "Where the client sees the first token: with the KV cache at the decode engine, at the prefill "
-        "engine, or computed by the decode engine.  [default: transfer]",
-        "transfer|prefill|decode",
-    ),
     "back_pressure": (
         "Keep a prompt's blocks until it is sent, once its decode engine has room.  "
         "[default: no-back-pressure]",
         None,
         "--back-pressure/--no-back-pressure",
-    ),
-    "kv_by_layer": (
-        "Send each layer's KV cache as soon as it is computed.  [default: kv-at-once]",
-        None,
-        "--kv-by-layer/--kv-at-once",
     ),
 }
 """Help, metavar and names of each option."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 from fastroof.checks import shown
 from fastroof.cli.options import Gpu, Source, TablesPath, option
 from fastroof.command_group import Group, GroupValues
-from fastroof.errors import SimulationError, SweepError
+from fastroof.errors import SimulationError
 from fastroof.plan.options import OPTIONS
 
 if TYPE_CHECKING:
@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 _TYPES: Final[dict[str, Any]] = {"int": int, "float": float, "bool": bool}
 """Types of options that are not text."""
 
-_ELSEWHERE: Final = ("max_num_batched_tokens", "max_num_seqs")
-"""Sizes of a plan, which every command sets itself."""
+_ELSEWHERE: Final = (
+    "max_num_batched_tokens", "max_num_seqs", "gemm_smoothing", "wide_experts", "num_slots", "dp_imbalance",
+    "moe_tp",
+)  # fmt: skip
+"""Sizes of a plan, which every command sets itself, and options of Python and of named plans alone."""
 
 OUTSIDE_STEPS: Final = ("front_end",)
 """Options of a plan that times of steps do not depend on."""
@@ -107,21 +110,6 @@ ENGINE_SETTINGS: Final[Group] = {
         "--async-scheduling/--no-async-scheduling",
     ),
     **SCHEDULING,
-    "reserve_output": option(
-        bool,
-        "Start a request only if its whole output fits.  [default: the engine's own]",
-        None,
-        "--reserve-output/--no-reserve-output",
-    ),
-    "prefill_decode_interval": option(
-        int, "Decode steps after one with prompts (SGLang).  [default: 0]", "STEPS", min=0
-    ),
-    "min_free_slots_delay": option(
-        int,
-        "Start prompts once so many of --max-num-seqs are free (SGLang).  [default: 0]",
-        "REQUESTS",
-        min=0,
-    ),
     "timeout": option(float, "Seconds after which a client gives up.  [default: never]", "S"),
 }
 """Settings of a simulated engine."""
@@ -174,15 +162,8 @@ def number_or_engine(name: str, text: str) -> int | None:
 
 
 EXECUTION: Final[Group] = {
-    "executor": option(str, "Where a sweep runs.", "local|ray", default="local"),
-    "address": option(str, "Ray cluster to use, or auto.  [default: start one here]", "HOST:PORT"),
+    "address": option(str, "Ray cluster to run on, or auto.  [default: run here]", "HOST:PORT"),
     "resume": option(bool, "Continue an interrupted run.", None, "--resume", default=False),
     "restart": option(bool, "Discard an interrupted run.", None, "--restart", default=False),
 }
-"""How a sweep runs, as arguments of :func:`fastroof.run_sweep`."""
-
-
-def check_engine(given: str | None) -> None:
-    """Refuse an executor as --engine, which it meant before."""
-    if given in ("local", "ray"):
-        raise SweepError(f"--engine is the serving engine; --executor {given} says where a sweep runs")
+"""How a sweep runs, as arguments of :func:`fastroof.run_sweep`; with an address, on Ray."""

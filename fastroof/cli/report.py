@@ -26,15 +26,11 @@ def report(
     output: Annotated[Path, typer.Option("--output", "-o", help="Page to write: .html.")] = Path(
         "report.html"
     ),
-    title: Annotated[str | None, typer.Option(help="Heading.  [default: models and GPUs]")] = None,
-    max_rows: Annotated[
-        int, typer.Option(help="Maximum number of rows on the page; larger sweeps are sampled.")
-    ] = 20_000,
 ) -> None:
     """Show a sweep's results as one interactive page."""
     from fastroof.report.html import write_report
 
-    written = write_report(results, output, title=title, max_rows=max_rows)
+    written = write_report(results, output)
     for note in written.notes:
         if "breakdown" in note or "changed" in note:
             warn(note)

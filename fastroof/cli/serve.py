@@ -43,13 +43,8 @@ SIGTERM stops a server once what it has read is answered; --stdio also stops at 
 
 LIMITS: Final[Group] = {
     "max_steps": option(int, "Maximum steps of a message.  [default: 4194304]", min=1),
-    "max_requests": option(int, "Maximum requests of a message's steps.  [default: 16777216]", min=1),
-    "max_message_bytes": option(
-        int, "Maximum bytes of a message.  [default: 268435456, JSON 8388608]", min=1
-    ),
     "max_calls": option(int, "Maximum concurrent calls.  [default: 32]", min=1),
     "max_call_s": option(int, "Maximum seconds of a call.  [default: 60]", min=1),
-    "max_simulated_steps": option(int, "Maximum steps of a simulation.  [default: 268435456]", min=1),
 }
 """Fields of :class:`fastroof.backends.serve.limits.ServeLimits`."""
 

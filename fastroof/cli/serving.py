@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 _WORKERS = re.compile(r"([1-9][0-9]{0,5}):([1-9][0-9]{0,5})")
 
-IMAGE_SIZE: Final = "1024x768"
-
 EPILOG: Final = (
     """\b
 Examples:
@@ -46,7 +44,7 @@ Examples:
       --num-draft-tokens 3 --accepted 2.2 --draft llama-3.1-8b,tp=4 --prefix-hit 0.5
   fastroof serving --model minimax-m3 --tp 8 --isl 8192 --osl 256 --clients 16 \\
       --num-draft-tokens 3 --accepted auto --draft mtp
-  fastroof serving --model qwen3-vl-8b --isl 100 --osl 128 --clients 1,16 --images 2 --image-size 1024x768
+  fastroof serving --model qwen3-vl-8b --isl 100 --osl 128 --clients 1,16 --image 1024x768 --image 640x480
 
 Sizes are numbers or comma-separated lists; every combination is one scenario. --disaggregated X:Y is X
 workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for those that prefill).
@@ -55,7 +53,7 @@ workers that prefill and Y that decode, each on --tp GPUs (--prefill-tp for thos
 JSON: version, model, gpu, tp, pp, dp, ep, moe_tp, dtype, kv_dtype, lora (if any), engine,
 max_num_batched_tokens, max_kv_tokens, tables_hash, num_draft_tokens, accepted (mean tokens of a step),
 requests_per_client, length_spread, front_end (its times in words),
-draft, accepted_from (what --accepted auto was measured on), prefix_hit, images, image_size, image_tokens
+draft, accepted_from (what --accepted auto was measured on), prefix_hit, images (their sizes), image_tokens
 (of a prompt, besides isl; these only if given), rows: one object per scenario [isl, osl, clients,
 origin (of decodes) and the fields of fastroof.serving.ServingEstimate, with --energy also joules_per_token
 and joules_relative_error], or with --disaggregated also prefill_tp, prefill_workers, decode_workers and the
@@ -77,14 +75,6 @@ def serving(
     plan: GroupValues,
     limits: GroupValues,
     scheduling: GroupValues,
-    kv_reservation: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="KV cache of a request: mean (as it grows) or full (its whole output at once).  [default: "
-            "the engine's own]",
-        ),
-    ] = None,
     length_spread: Annotated[
         float | None,
         typer.Option(
@@ -102,12 +92,9 @@ def serving(
         ),
     ] = str(REQUESTS_PER_CLIENT),
     speculative: GroupValues,
-    images: Annotated[
-        int, typer.Option(min=0, help="Number of images per prompt, in addition to --isl tokens of text.")
-    ] = 0,
-    image_size: Annotated[
-        str | None,
-        typer.Option(metavar="WIDTHxHEIGHT", help="Size of each image, in pixels.  [default: 1024x768]"),
+    image: Annotated[
+        list[str] | None,
+        typer.Option(metavar="WIDTHxHEIGHT", help="Image of each prompt, besides --isl tokens; repeatable."),
     ] = None,
     disaggregated: Annotated[
         str | None, typer.Option(metavar="X:Y", help="Number of prefill workers and of decode workers.")
@@ -136,8 +123,6 @@ def serving(
     from fastroof.serving import estimate, estimate_disaggregated, estimate_with_images
     from fastroof.serving.estimate import LENGTH_SPREAD
 
-    if image_size is not None and not images:
-        raise BatchError("--image-size needs --images, the number of images per prompt")
     for option, value in (("--prefill-tp", prefill_tp), ("--kv-bandwidth", kv_bandwidth)):
         if value is not None and disaggregated is None:
             raise BatchError(f"{option} needs --disaggregated, the numbers of workers such as 2:1")
@@ -151,7 +136,6 @@ def serving(
     schedule: dict[str, Any] = {
         "max_num_batched_tokens": budget,
         "chunked_prefill": scheduling["chunked_prefill"],
-        "kv_reservation": kv_reservation,
         "max_num_seqs": asked_seqs,
     }
     ahead: dict[str, Any] = {"length_spread": length_spread}
@@ -176,10 +160,10 @@ def serving(
     drafts = speculation_of(served, speculative, measured, plan["engine"])
     if disaggregated is not None and prefix_hit is not None:
         raise BatchError("--prefix-hit does not apply to --disaggregated: its workers share no prefix cache")
-    if energy and (disaggregated is not None or images):
-        raise BatchError("--energy does not apply to --disaggregated or --images: their power is unknown")
-    if disaggregated is not None and images:
-        raise BatchError("--images does not apply to --disaggregated")
+    if energy and (disaggregated is not None or image):
+        raise BatchError("--energy does not apply to --disaggregated or --image: their power is unknown")
+    if disaggregated is not None and image:
+        raise BatchError("--image does not apply to --disaggregated")
     if disaggregated is not None and ahead:
         raise BatchError(
             "--order, --length-spread and --prefill-schedule-interval do not apply to --disaggregated: a "
@@ -196,9 +180,9 @@ def serving(
         rounds = given_requests(requests_per_client)
         run = {"requests_per_client": rounds, "length_spread": ahead.get("length_spread", LENGTH_SPREAD)}
         schedule |= {"prefix_hit": prefix_hit, **ahead, **run}
-        if images:
-            every = parse_images("--image-size", [image_size or IMAGE_SIZE]) * images
-            options |= {"images": images, "image_size": every[0], "image_tokens": served.encode(every).tokens}
+        if image:
+            every = parse_images("--image", image)
+            options |= {"images": every, "image_tokens": served.encode(every).tokens}
             times: Any = estimate_with_images(served, **scenarios, **schedule, images=every)
         else:
             times = estimate(served, **scenarios, **schedule, with_energy=energy)
@@ -320,8 +304,8 @@ def _drafts_text(options: dict[str, Any]) -> str:
     if "prefix_hit" in options:
         words += f", {percent(options['prefix_hit'])} of prompts in the prefix cache"
     if "images" in options:
-        width, height = options["image_size"]
-        words += f", {options['images']} images of {width} x {height} a prompt: "
+        sizes = ", ".join(f"{width} x {height}" for width, height in options["images"])
+        words += f", images of {sizes} a prompt: "
         words += f"{options['image_tokens']:,} tokens besides isl"
     return words
 

@@ -303,11 +303,11 @@ def simulate(
     given: GroupValues,
     fleet_options: GroupValues,
     speculative: GroupValues,
+    limited: GroupValues,
     too_long: Annotated[
         str,
         typer.Option(metavar="error|reject", help="What to do with requests that never fit the KV cache."),
     ] = "error",
-    limited: GroupValues,
     with_range: Annotated[
         bool | None,
         typer.Option(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.option_groups import EXECUTION, check_engine
+from fastroof.cli.option_groups import EXECUTION
 from fastroof.cli.options import option
 from fastroof.cli.output import (
     attribute,
@@ -44,7 +44,7 @@ Examples:
   fastroof sweep
   fastroof sweep my.toml -o my.parquet --threads 8
   fastroof sweep my.toml -o my.parquet --resume
-  fastroof sweep my.toml --executor ray --address auto
+  fastroof sweep my.toml --address auto
   fastroof sweep --example > my.toml
   fastroof sweep --model llama-3.1-70b,qwen3-32b --gpus 8 --isl 4000 --osl 500 \\
       --clients '{start = 1, stop = 512, step = 1}' --ttft 500 --tpot 30
@@ -100,16 +100,12 @@ KEYS: Final[Group] = {
     "prefix_hit": _key("Share of a prompt in the prefix cache."),
     "front_end": _key("Front end: plain, dynamo, none or milliseconds."),
     "lora": _key("LoRA adapters: RANK[:ADAPTERS[:MODULES]]."),
-    "speculation": _key("{num_draft_tokens = 3, accepted = 2.2, draft = 'mtp'}"),
     "ttft_ms": _key("Maximum mean time to first token, ms.", "--ttft"),
     "tpot_ms": _key("Maximum mean time per output token, ms.", "--tpot"),
     "itl_ms": _key("Maximum mean time between two tokens, ms.", "--itl"),
     "request_latency_ms": _key("Maximum mean time of a request, ms.", "--e2e"),
     "objective": _key("Metric to maximize."),
     "gpu_hour_price": _key("Price per GPU hour.", "--price"),
-    "keep": _key("Rows to keep: pareto, best or all."),
-    "k": _key("Number of best rows per group.", "-k"),
-    "per": _key("Columns that make a group."),
 }
 """Keys of a specification that have an option; --set takes any."""
 
@@ -146,8 +142,6 @@ def sweep(
     from fastroof import run_sweep
     from fastroof.sweep import DeploymentSpec, load_spec
 
-    for name in keys["engine"] or ():
-        check_engine(name)
     changes = _changes(keys, settings or [])
     # keys alone are a specification; a file's keys can be changed
     loaded = load_spec(changes) if spec is None and changes else load_spec(spec, changes)
@@ -167,6 +161,7 @@ def sweep(
             rows,
             threads=usable_processors() if threads is None else threads,
             progress=progress,
+            executor="ray" if run["address"] else "local",
             **run,
         )
     print_summary(summary, as_json=as_json, quiet=quiet)

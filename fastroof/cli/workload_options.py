@@ -25,18 +25,7 @@ REPLAYED: Final = {
         "[default: example, 600 requests of a service]",
         "FILE",
     ),
-    "trace_format": option(
-        str,
-        "Format of the trace: azure, bailian, mooncake, burstgpt, llmservingsim, splitwise or plain.  "
-        "[default: by its columns]",
-        "FORMAT",
-    ),
     "time_zone": option(str, "Time zone of the trace's dates without one, such as Europe/Berlin.", "ZONE"),
-    "hash_block_size": option(
-        int,
-        "Tokens per block of the trace's hash_ids.  [default: the format's, or what fits their number]",
-        "TOKENS",
-    ),
     "rate_scale": option(
         float, "Factor by which the trace's requests arrive faster.  [default: 1]", "FACTOR"
     ),
@@ -61,12 +50,6 @@ READ: Final = {
 
 DRAWN: Final = {
     "rate": option(float, "Mean rate of drawn requests, per second.", "PER_S"),
-    "arrivals": option(
-        str,
-        "Arrivals of drawn requests: poisson, gamma, constant, ramp, hourly or closed.  [default: by "
-        "--burstiness, --ramp, --hourly or --clients, else poisson]",
-        "NAME",
-    ),
     "burstiness": option(
         float, "Shape of gamma-distributed gaps, as in vLLM's load generator: 1 is Poisson.", "SHAPE"
     ),
@@ -154,10 +137,8 @@ def workload_requests(**options: Any) -> Trace | Workload:
 
         return load_trace(
             given.get("trace", "example"),
-            format=given.get("trace_format"),
             **reading,
             time_zone=given.get("time_zone"),
-            hash_block_size=given.get("hash_block_size"),
             limit=given.get("limit"),
             rate_scale=given.get("rate_scale", 1.0),
             period_s=given.get("period"),

@@ -24,7 +24,7 @@ def count(text: str) -> int:
 
 _POOLS: Final[dict[str, Callable[[str], Any]]] = {
     "prefill_replicas": count, "decode_replicas": count, "prefill_tp": int, "kv_bandwidth": float,
-    "kv_latency": float, "first_token": str, "back_pressure": bool, "kv_by_layer": bool,
+    "back_pressure": bool,
 }  # fmt: skip
 _AUTOSCALE: Final[dict[str, Callable[[str], Any]]] = {
     "autoscale": str, "min_replicas": count, "max_replicas": count, "startup": float,
@@ -49,7 +49,6 @@ def read_options(text: str, **options: Any) -> dict[str, Any]:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=default)
         elif name not in options:
             parser.add_argument(flag, type=kind, default=default)
-    parser.add_argument("--kv-at-once", dest="kv_by_layer", action="store_false", default=None)
     try:
         values, unread = parser.parse_known_args(shlex.split(text))
         if unread:
@@ -107,14 +106,8 @@ def _link(replicas: int, given: Mapping[str, Any]) -> Link | None:
             f"--replicas {replicas} are engines that prefill and decode; leave it out with "
             "--prefill-replicas and --decode-replicas"
         )
-    bandwidth, first_token = given["kv_bandwidth"], given["first_token"]
-    link = Link(
-        None if bandwidth is None else bandwidth * GB,
-        given["kv_latency"] or 0.0,
-        back_pressure=bool(given["back_pressure"]),
-        by_layer=bool(given["kv_by_layer"]),
-    )
-    return link if first_token is None else link._replace(first_token=first_token)
+    bandwidth = given["kv_bandwidth"]
+    return Link(None if bandwidth is None else bandwidth * GB, back_pressure=bool(given["back_pressure"]))
 
 
 _AUTOSCALER_FIELDS: Final = {

@@ -256,7 +256,7 @@ def _checked_blocks(
         if len(fitting) > 1:
             raise TraceError(
                 f"{raw.what}: {columns.hash_ids} are not of {usual} tokens each; they could be of "
-                f"{' or '.join(map(str, fitting))}: give hash_block_size (--hash-block-size)"
+                f"{' or '.join(map(str, fitting))}: give hash_block_size"
             )
         if fitting:
             size, wrong = fitting[0], np.zeros(len(counts), bool)

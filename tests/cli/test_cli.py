@@ -102,6 +102,28 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
     assert not any(line.endswith("...") for line in shown), "a short help does not fit its line"
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ("--input", "isl"), ("--output-len", "osl"), ("--qps", "rate"), ("--concurrency", "clients"),
+        ("--tensor-parallel-size", "tp"), ("--ttft-p99", "ttft"), ("--max_num_seqs", "max-num-seqs"),
+        ("--engin", "engine"),
+    ],
+)  # fmt: skip
+def test_an_unknown_option_suggests_what_it_means(given: str, meant: str) -> None:
+    assert f"no such option: {given}; did you mean --{meant}?" in refused("simulate", given, "1")
+    assert "did you mean" not in refused("simulate", "--zzz")
+
+
+def test_help_shows_the_most_used_options_and_help_all_the_others() -> None:
+    short, every = good("simulate", "--help"), good("simulate", "--help-all")
+    for text in (short, every):
+        assert all(f"\n{group}:\n" in text for group in ("Model and GPU", "Load", "Limits", "Output and run"))
+    assert short.count("\n  --") <= 12 < every.count("\n  --")
+    assert ("--kv-tiers TIERS" in short, "--kv-tiers TIERS" in every) == (False, True)
+    assert ("\n  JSON" in short, "JSON: version" in every) == (False, True)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("group", [(), ("lookup",), ("tables", "import"), ("plot",)])
 def test_a_group_alone_prints_its_help(group: tuple[str, ...]) -> None:
@@ -403,20 +425,20 @@ def test_images_of_a_prompt_are_tokens_and_an_encoder() -> None:
 @pytest.mark.slow
 def test_images_of_clients_are_tokens_and_an_encoder() -> None:
     args = ("serving", "--model", "qwen3-vl-8b", "--osl", "16", "--clients", "1", "--isl")
-    found = parsed(*args, "100", "--images", "2", "--image-size", "640x640")
-    assert (found["images"], found["image_size"], found["image_tokens"]) == (2, [640, 640], 800)
+    found = parsed(*args, "100", "--image", "640x640", "--image", "640x640")
+    assert (found["images"], found["image_tokens"]) == ([[640, 640]] * 2, 800)
     (row,), (of_text,) = found["rows"], parsed(*args, "900")["rows"]
     assert row["isl"] == 100
     plan = compile_plan("qwen3-vl-8b", "h100", load_tables("h100"), engine="kernels")
     encoder_ms = plan.encode([(640, 640)] * 2).latency_us / 1e3
     assert row["ttft_ms"] == pytest.approx(of_text["ttft_ms"] + encoder_ms)
-    assert "2 images of 640 x 640 a prompt: 800 tokens" in good(
-        *args, "100", "--images", "2", "--image-size", "640x640"
+    assert "images of 640 x 640, 640 x 640 a prompt: 800 tokens" in good(
+        *args, "100", "--image", "640x640", "--image", "640x640"
     )
     assert "does not apply to --disaggregated" in refused(
-        *args, "100", "--images", "1", "--disaggregated", "1:1"
+        *args, "100", "--image", "640x640", "--disaggregated", "1:1"
     )
-    assert "--image-size big is not" in refused(*args, "100", "--images", "1", "--image-size", "big")
+    assert "--image big is not" in refused(*args, "100", "--image", "big")
 
 
 def test_estimates_state_their_errors_and_origin(h100: fastroof.Tables) -> None:
@@ -439,7 +461,6 @@ def test_options_of_other_questions_are_refused_and_workers_named() -> None:
     args = ("serving", "--model", "qwen3-30b-a3b", "--isl", "100", "--osl", "16", "--clients", "4")
     assert "--prefill-tp needs --disaggregated" in refused(*args, "--prefill-tp", "2")
     assert "--kv-bandwidth needs --disaggregated" in refused(*args, "--kv-bandwidth", "50")
-    assert "--image-size needs --images" in refused(*args, "--image-size", "640x640")
     apart = (*args, "--dp", "2", "--ep", "2", "--disaggregated", "2:1")
     assert "must be" in refused(*apart, "--prefill-tp", "0")
     workers = "6 x NVIDIA H100 SXM (2 x tp 1, dp 2, ep 2 that prefill, 1 x tp 1, dp 2, ep 2 that decode)"

@@ -56,7 +56,6 @@ def test_every_list_is_the_products() -> None:
     assert offered("bash", "fastroof best --engine v") == [n for n in engine_names() if n.startswith("v")]
     assert offered("bash", "fastroof step --dtype ") == ["auto", *DTYPES]
     assert offered("bash", "fastroof step --kv-dtype ") == ["auto", *KV_DTYPES]
-    assert offered("bash", "fastroof capacity --executor ") == ["local", "ray"]
 
 
 @pytest.mark.slow

@@ -283,10 +283,10 @@ def test_numbers_and_limits_as_they_are_written() -> None:
 
 def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> None:
     pools = ("--prefill-replicas", "2", "--decode-replicas", "1", "--kv-bandwidth", "50")
-    options = ("--prefill-tp", "2", "--kv-latency", "30", "--first-token", "prefill")
+    options = ("--prefill-tp", "2", "--back-pressure")
     found = parsed(*VLLM, "--trace", trace, *pools, *options)
     plans = [fastroof.compile_plan("llama-3.1-8b", "h100", h100, tp=tp, engine="vllm") for tp in (2, 1)]
-    link = Link(50e9, 30.0, first_token="prefill")
+    link = Link(50e9, back_pressure=True)
     prefill, decode = plans
     fleet = fastroof.Fleet([fastroof.Pool(prefill, 2), fastroof.Pool(decode)], link=link)
     sim = fastroof.simulate(fleet, fastroof.load_trace(trace))
@@ -302,9 +302,8 @@ def test_pools_are_those_of_the_library(trace: str, h100: fastroof.Tables) -> No
     ("options", "words"),
     [
         (("--prefill-replicas", "2"), "go together"),
-        (("--first-token", "decode"), "--first-token needs --prefill-replicas"),
+        (("--back-pressure",), "--back-pressure needs --prefill-replicas"),
         (("--prefill-replicas", "1", "--decode-replicas", "1", "--replicas", "2"), "--replicas 2"),
-        (("--prefill-replicas", "1", "--decode-replicas", "1", "--first-token", "now"), "first_token"),
     ],
 )
 def test_pools_that_cannot_be_are_refused(trace: str, options: tuple[str, ...], words: str) -> None:

@@ -48,7 +48,7 @@ def test_flags_change_a_file(tmp_path: Path) -> None:
         'models = ["llama-3.1-8b"]\nisl = 1000\nosl = 100\nclients = 1\n[constraints]\ntpot_ms = 100\n'
     )
     output = tmp_path / "r.parquet"
-    keys = ("--isl", "[10, 20]", "--set", "max_num_seqs=7", "--keep", "all", "-k", "3")
+    keys = ("--isl", "[10, 20]", "--set", "max_num_seqs=7", "--set", "keep=all", "--set", "k=3")
     run(tmp_path / "my.toml", *keys, "-o", output)
     spec = load_spec(json.loads(pq.read_metadata(output).metadata[b"fastroof.spec"]))
     assert isinstance(spec, DeploymentSpec)
@@ -69,7 +69,7 @@ def test_steps_can_be_swept_by_flags_too(tmp_path: Path) -> None:
 
 def test_a_repeated_option_is_a_list(tmp_path: Path) -> None:
     output = tmp_path / "r.parquet"
-    flags = ["--tp", "1", "--isl", "1000", "--osl", "100", "-k", "1", "-o", output]
+    flags = ["--tp", "1", "--isl", "1000", "--osl", "100", "--set", "k=1", "-o", output]
     models = ("--model", "llama-3.1-8b", "--model", "qwen3-8b,qwen3-32b")
     loads = ("--set", "clients=1", "--set", "clients=[2, 3]")
     run(*models, *loads, "--dtype", "fp8", "--dtype", "bf16", *flags)
@@ -80,7 +80,7 @@ def test_a_repeated_option_is_a_list(tmp_path: Path) -> None:
 
 
 def test_quiet_prints_nothing(tmp_path: Path) -> None:
-    result = run(*FLAGS, "-k", "5", "--quiet", "-o", tmp_path / "r.jsonl")
+    result = run(*FLAGS, "--set", "k=5", "--quiet", "-o", tmp_path / "r.jsonl")
     assert (result.stdout, result.stderr) == ("", "")
     assert len((tmp_path / "r.jsonl").read_text().splitlines()) == 2 * 5
 
@@ -120,7 +120,7 @@ def test_the_example_runs_and_the_schema_describes_it() -> None:
         (["--isl", "1", "--model", "nobody,nothing"], "unknown model 'nothing'"),
         (["--set", "isl"], "takes KEY=VALUE"),
         (
-            ["--isl", "1", "--osl", "1", "--model", "qwen3-8b", "--keep", "best", "--keep", "all"],
+            ["--isl", "1", "--osl", "1", "--model", "qwen3-8b", "--clients", "1", "--set", "keep=best,all"],
             "keep: got ['best', 'all'], need",
         ),
     ],

@@ -376,7 +376,10 @@ TRAFFIC: dict[str, dict[str, Any]] = {
     "sessions": SESSIONS,
     "nothing_cached": {**SESSIONS, "prefix_cache": False},
     "tiers": {**SESSIONS, "kv_tiers": "host:2GB:50GB/s:by_layer,disk:50GB:6GB/s:80us"},
-    "pools": {"rate": 5.0, "fleet": "--prefill-replicas 1 --decode-replicas 2 --prefill-tp 2 --kv-by-layer"},
+    "pools": {
+        "rate": 5.0,
+        "fleet": "--prefill-replicas 1 --decode-replicas 2 --prefill-tp 2 --back-pressure",
+    },
     "autoscaling": {
         "rate": 60.0,
         "fleet": "--autoscale concurrency:8 --max-replicas 4 --startup 2 --scale-interval 1 "

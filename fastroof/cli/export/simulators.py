@@ -106,9 +106,6 @@ def llm_d(
     osl: Annotated[
         str, typer.Option(metavar="TOKENS", help="Output lengths, including the first token.")
     ] = "128,512",
-    calculator: Annotated[
-        str, typer.Option(help="per-token: TTFT grows with the prompt; constant: it does not.")
-    ] = "per-token",
     model_name: Annotated[
         str | None, typer.Option(help="Model that clients ask for.  [default: its Hugging Face name]")
     ] = None,
@@ -138,7 +135,6 @@ def llm_d(
         clients=parse_sizes("--clients", clients),
         isl=parse_sizes("--isl", isl),
         osl=parse_sizes("--osl", osl),
-        calculator=calculator,
     )
     link = None if kv_bandwidth is None else kv_bandwidth * GB
     export_llm_d(compiled, output, fit, model=model_name, link_bytes_per_s=link, is_flat=flat)

@@ -27,7 +27,7 @@ LINES = (
     "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --isl 100 --osl 9 --engine kernels --json",
     "simulate --model llama-3.1-8b --trace example --limit 20 --engine vllm",
     "capacity --model llama-3.1-8b --num-requests 20 --isl 100 --osl 9 --ttft 500 --engine kernels "
-    "--tolerance 0.1 --threads 1",
+    "--threads 1",
     "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --turns 3 --think exponential:1 --isl 100 "
     "--osl 9 --engine kernels --kv-tiers host:1GB:1GB/s --lora 16:4 --json",
     "simulate --model llama-3.1-8b --rate 5 --num-requests 9 --isl 100 --osl 9 --engine kernels "

@@ -33,9 +33,9 @@ FLEETS = (
     "--autoscale concurrency:4 --max-replicas 3 --startup 1",
     "--autoscale kv:0.9:0.5 --max-replicas 2 --min-replicas 1 --startup 0 --scale-interval 1",
     "--autoscale rate:5 --max-replicas 4 --startup 2 --scale-down-delay 9",
-    "--prefill-replicas 1 --decode-replicas 2 --kv-bandwidth 50 --first-token decode",
-    "--prefill-replicas 2 --decode-replicas 1 --prefill-tp 2 --back-pressure --kv-latency 5",
-    "--prefill-replicas 1 --decode-replicas 1 --kv-by-layer --router prefix_aware",
+    "--prefill-replicas 1 --decode-replicas 2 --kv-bandwidth 50",
+    "--prefill-replicas 2 --decode-replicas 1 --prefill-tp 2 --back-pressure",
+    "--prefill-replicas 1 --decode-replicas 1 --back-pressure --router prefix_aware",
 )  # fmt: skip
 TIERS = tuple(text.strip("'") for text in SIMULATE["kv_tiers"])
 LORAS = ("16", "16:4", "32:2/8:attention", "16:1:q_proj+v_proj", "0", "16:0", "8:9/4", "16:4:x", "/nowhere")
