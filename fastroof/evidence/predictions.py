@@ -40,14 +40,8 @@ class Plans:
         """Return the plan of a row."""
         if isinstance(row, MeasuredStep):
             dtype, most = row.plan_dtype or row.dtype, max(LARGEST_STEP, sum(row.new_tokens))
-            return self.compiled(
-                row.model,
-                profile,
-                row.layout,
-                dtype=dtype,
-                kv_dtype=row.kv_dtype,
-                max_num_batched_tokens=most,
-            )
+            formats = {"dtype": dtype, "kv_dtype": row.kv_dtype}
+            return self.compiled(row.model, profile, row.layout, **formats, max_num_batched_tokens=most)
         return self._of_row(row, row.layout, profile, exchange=row.exchange or None)
 
     def get_prefill(self, row: ServingRow, profile: EngineProfile) -> StepPlan | None:
@@ -58,12 +52,8 @@ class Plans:
         return self._of_row(row, layout, profile)
 
     def _of_row(self, row: ServingRow, layout: Layout, profile: EngineProfile, **more: Any) -> StepPlan:
-        options = {
-            "dtype": row.plan_dtype,
-            "kv_dtype": row.kv_dtype,
-            "max_num_batched_tokens": row.plan_tokens,
-            **more,
-        }
+        options = {"dtype": row.plan_dtype, "kv_dtype": row.kv_dtype, **more}
+        options.setdefault("max_num_batched_tokens", row.plan_tokens)
         return self.compiled(row.model, row.on_its_clock(profile), layout, **options)
 
     def speculation(self, row: ServingRow, plan: StepPlan) -> SpeculativeDecoding | None:
@@ -72,12 +62,8 @@ class Plans:
             return row.speculation
         # its kernels, for steps of the target's sizes
         engine = plan.profile.kernels_alone()
-        sizes = {
-            "kv_dtype": row.kv_dtype,
-            "max_num_batched_tokens": plan.max_num_batched_tokens,
-            "max_num_seqs": plan.max_num_seqs,
-        }
-        draft = self.compiled(row.draft_model, engine, Layout(row.draft_tp), **sizes)
+        sizes = {name: getattr(plan, name) for name in ("max_num_batched_tokens", "max_num_seqs")}
+        draft = self.compiled(row.draft_model, engine, Layout(row.draft_tp), kv_dtype=row.kv_dtype, **sizes)
         return replace(row.speculation, draft=draft)
 
     def predict(self, row: ServingRow, profile: EngineProfile) -> RowPrediction:

@@ -152,9 +152,8 @@ def _gpu_memory(
     other += int(model.sum_layers(lambda kind: kind.other_weights(hidden, layout)))
     held_bytes = int(linear_bytes) + other * ACTIVATION_BYTES + use.drafts.weight_bytes
     widest = max(kind.activation_width(hidden, layout) for kind in model.kinds)
-    activation_bytes = (
-        use.max_num_batched_tokens * (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
-    )
+    row_bytes = (2 * hidden * model.residual_rows + widest) * ACTIVATION_BYTES
+    activation_bytes = use.max_num_batched_tokens * row_bytes
     stored = cache_format(rule, gpu, model.architecture, execution.kv_dtype)
     sparse = workspace(
         rule,

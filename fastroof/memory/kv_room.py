@@ -82,9 +82,7 @@ def _static_fraction(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footpri
     return fraction * (rule.other_share if gpu.name in rule.other_share_gpus else 1.0)
 
 
-def left_for_kv(
-    rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, max_num_batched_tokens: int
-) -> LeftForKv:
+def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, tokens: int) -> LeftForKv:
     """Return what an engine leaves for KV cache."""
     gpu_bytes, working, weights = gpu.hbm_bytes, held.working_bytes, held.weight_bytes
     if rule.room == "datasheet":
@@ -96,7 +94,7 @@ def left_for_kv(
         gpu.nvlink_bytes_per_s, layout.world_size, has_experts=bool(held.kind.expert_format)
     )
     if rule.room == "static":
-        budget = int((visible - context) * _static_fraction(rule, gpu, layout, held, max_num_batched_tokens))
+        budget = int((visible - context) * _static_fraction(rule, gpu, layout, held, tokens))
         left = round(rule.cache_gib * GIB) if rule.cache_gib else budget - weights
         reserve = gpu_bytes - context - weights - max(left, 0)
         return LeftForKv(left, 0, 0, 0, context, 0, reserve, visible, budget)

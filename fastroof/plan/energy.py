@@ -315,10 +315,9 @@ def busy_watts(plan: PlanWithEnergy, load: BusyLoad) -> Floats:
 def _mean_kernels(plan: PlanWithEnergy, mean: MeanSteps) -> Parts:
     rows, arena = plan.row_energy, plan.arena
     has_prompts = mean.prompt_tokens > 0.0
-    tokens = np.clip(np.rint(mean.decodes + mean.prompt_tokens), 1, plan.max_num_batched_tokens).astype(
-        np.int64
-    )
-    seqs = np.clip(np.rint(mean.decodes + mean.prompts), 1, plan.max_num_seqs).astype(np.int64)
+    tokens, seqs = np.rint(mean.decodes + mean.prompt_tokens), np.rint(mean.decodes + mean.prompts)
+    tokens = np.clip(tokens, 1, plan.max_num_batched_tokens).astype(np.int64)
+    seqs = np.clip(seqs, 1, plan.max_num_seqs).astype(np.int64)
     all_at, decode_at, logits_at = (int(arena[at]) for at in _ROWS_AT)
     us = np.where(has_prompts, arena[all_at + tokens], arena[decode_at + tokens]) + arena[logits_at + seqs]
     uj = np.where(has_prompts, rows.tokens_uj[tokens], rows.decode_tokens_uj[tokens]) + rows.logits_uj[seqs]

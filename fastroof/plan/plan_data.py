@@ -216,9 +216,8 @@ class PlanData:
             raise PlanError(f"max_num_seqs must be a number, got {shown(max_num_seqs)}")
         tokens = self.memory_tokens
         if max_num_batched_tokens is not None:
-            tokens = whole_number(
-                "max_num_batched_tokens", max_num_batched_tokens, most=2**31 - 1, error=PlanError
-            )
+            name = "max_num_batched_tokens"
+            tokens = whole_number(name, max_num_batched_tokens, most=2**31 - 1, error=PlanError)
 
         def memory(seqs: int) -> PlanMemory:
             use = MemoryUse(tokens, seqs, max_num_seqs is not None, prefix_caching, drafts, max_model_len)
@@ -226,9 +225,8 @@ class PlanData:
                 self.model, self.layout, self.gpu, self.execution, use, stage=self.stage, rule=rule
             )
 
-        most = (
-            scheduling.max_num_seqs if is_unlimited else int(min(scheduling.max_num_seqs, max_num_seqs or 0))
-        )
+        most = scheduling.max_num_seqs
+        most = most if is_unlimited else int(min(most, max_num_seqs or 0))
         if max_num_batched_tokens is not None and rule.room == "all":
             # vLLM samples for at most as many requests as a step has tokens when it warms up
             most = min(most, tokens)
@@ -283,11 +281,8 @@ class PlanData:
     def made_from(self) -> dict[str, str]:
         """Metadata of its answers' Arrow tables."""
         facts = self.describe()
-        first = ("version", "tables_hash")
-        names = [
-            *first,
-            *(name for name in facts if name not in (*first, "max_num_batched_tokens", "max_num_seqs")),
-        ]
+        first, sizes = ("version", "tables_hash"), ("max_num_batched_tokens", "max_num_seqs")
+        names = [*first, *(name for name in facts if name not in (*first, *sizes))]
         return {f"fastroof.{name}": str(facts[name]) for name in names}
 
     def _layout_facts(self) -> dict[str, str | int]:
@@ -330,11 +325,8 @@ class PlanData:
 
     def _repr_html_(self) -> str:
         """Return what it is a plan of, and its memory, as a notebook shows it."""
-        units = {
-            "tp": "GPU" if self.tp == 1 else "GPUs",
-            "max_num_batched_tokens": "tokens",
-            "max_num_seqs": "requests",
-        }
+        units = {"max_num_batched_tokens": "tokens", "max_num_seqs": "requests"}
+        units["tp"] = "GPU" if self.tp == 1 else "GPUs"
         shown = {k: v for k, v in self.describe().items() if k not in ("tables_hash", "version")}
         facts: list[tuple[str, Any, str]] = [(k, v, units.get(k, "")) for k, v in shown.items()]
         # a plan that times steps may have no room for a cache

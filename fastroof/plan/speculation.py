@@ -183,19 +183,13 @@ class SpeculatedPlan(NamedTuple):
         prefix_caching: bool | None = None,
     ) -> PlanMemory:
         """Return one GPU's memory including the draft, whose weights and cache reduce the capacity."""
-        if (
-            max_num_batched_tokens is None
-            and max_num_seqs is None
-            and prefix_caching is None
-            and self.tokens == 1
-        ):
+        given: dict[str, Any] = {
+            "max_num_batched_tokens": max_num_batched_tokens, "max_num_seqs": max_num_seqs,
+            "prefix_caching": prefix_caching,
+        }  # fmt: skip
+        if self.tokens == 1 and all(value is None for value in given.values()):
             return self.plan.memory
-        return self.plan.memory_of(
-            max_num_batched_tokens=max_num_batched_tokens,
-            max_num_seqs=max_num_seqs,
-            prefix_caching=prefix_caching,
-            drafts=self.drafts,
-        )
+        return self.plan.memory_of(**given, drafts=self.drafts)
 
 
 def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:

@@ -147,12 +147,8 @@ def _remedy(plan: PlanData, question: StartQuestion, code: str) -> str:
     """Return arguments with which the engine starts; empty if these alone are not enough."""
     seqs = question.max_num_seqs or plan.profile.scheduling.max_num_seqs
     if code in "WPB":
-        return what_makes_room(
-            replace(
-                plan, max_num_batched_tokens=question.max_num_batched_tokens or plan.max_num_batched_tokens
-            ),
-            seqs,
-        )
+        tokens = question.max_num_batched_tokens or plan.max_num_batched_tokens
+        return what_makes_room(replace(plan, max_num_batched_tokens=tokens), seqs)
     changes: dict[str, int] = {}
     if code == "F":
         changes["max_num_seqs"] = question.max_num_batched_tokens or 1
@@ -168,8 +164,7 @@ def _remedy(plan: PlanData, question: StartQuestion, code: str) -> str:
         if "max_num_seqs" in changes or not most:
             return ""
         changes["max_num_seqs"] = most
-    names = {"max_num_seqs": "max_num_seqs"}
-    return " and ".join(f"{names.get(name, name)}={value}" for name, value in changes.items())
+    return " and ".join(f"{name}={value}" for name, value in changes.items())
 
 
 def _checks(plan: PlanData, question: StartQuestion) -> Iterator[Refusal]:
@@ -366,9 +361,8 @@ def what_makes_room(plan: PlanData, max_num_seqs: int, kv_len: int = 1) -> str:
     seqs = most_that_start(lambda n: plan.memory_of(max_num_seqs=n, lowers=False), max_num_seqs, kv_len)
     if 0 < seqs < max_num_seqs:
         found.append(f"max_num_seqs={seqs} or less")
-    larger = next(
-        (tp for tp in TP_SIZES if tp > plan.layout.tp and _has_room(plan, tp, max_num_seqs, fits)), 0
-    )
+    sizes = (tp for tp in TP_SIZES if tp > plan.layout.tp)
+    larger = next((tp for tp in sizes if _has_room(plan, tp, max_num_seqs, fits)), 0)
     if larger:
         found.append(f"tp={larger}")
     if rules.room == "all" and rules.fraction < HIGH_FRACTION:

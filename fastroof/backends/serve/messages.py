@@ -289,9 +289,7 @@ class Memory(Message):
 
     kind = "memory"
     memory: Yes
-    max_num_batched_tokens: Tokens | None = Field(
-        None, description="tokens of the largest step, instead of the plan's"
-    )
+    max_num_batched_tokens: Tokens | None = Field(None, description="tokens of a step, not the plan's")
     max_num_seqs: Tokens | None = Field(None, description="concurrent requests, instead of the engine's")
 
 

@@ -30,12 +30,8 @@ and --rate finds by simulation which decodes run.
 
 
 SIZES: Final[Group] = {
-    "prompt_len": option(
-        int, "Tokens of a prompt.  [default: all new tokens of a step]", None, "--isl", min=1
-    ),
-    "max_isl": option(
-        int, "Maximum new tokens in a step.  [default: the plan's max_num_batched_tokens]", min=2
-    ),
+    "prompt_len": option(int, "Tokens of a prompt.  [default: all of a step]", None, "--isl", min=1),
+    "max_isl": option(int, "Maximum new tokens in a step.  [default: the plan's]", min=2),
     "max_context": option(
         int, "Maximum tokens that a decode attends to.  [default: the model's positions]", min=2
     ),

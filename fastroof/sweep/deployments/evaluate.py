@@ -17,6 +17,7 @@ from fastroof.compiled.closed_loops import DeploymentOptions
 from fastroof.compiled.deployments import BINS, Axes, BestTable, Fronts
 from fastroof.compiled.serving_options import FrontEndTimes
 from fastroof.errors import BatchError, MissingTableError, PlanError
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.speculation import SpeculatedPlan, SpeculativeDecoding, speculated
@@ -73,23 +74,21 @@ def candidate_axes(spec: DeploymentSpec, target: SpeculatedPlan, mode: str) -> A
     def floats(values: object) -> Floats:
         return np.array(values, np.float64)
 
+    def memory(tokens: int, seqs: int) -> PlanMemory:
+        return target.memory(max_num_batched_tokens=tokens, max_num_seqs=seqs)
+
     # each batch in flight counts as a replica or worker: one per rank, or per stage with its share of the KV
     laid_out = floats(spec.layouts(mode, plan.layout.world_size)).reshape(-1, 3) * (
         plan.layout.batches_in_flight
     )
     limits = limits_to_try(spec, plan)
     room = [
-        [
-            target.memory(max_num_batched_tokens=budget, max_num_seqs=seqs).max_kv_tokens // plan.layout.pp
-            for seqs in limits
-        ]
+        [memory(budget, seqs).max_kv_tokens // plan.layout.pp for seqs in limits]
         for budget in spec.max_num_batched_tokens
     ]
     # an engine does not start with more requests than it has state for
     most = max(spec.max_num_batched_tokens)
-    running = [
-        target.memory(max_num_batched_tokens=most, max_num_seqs=seqs).most_running(seqs) for seqs in limits
-    ]
+    running = [memory(most, seqs).most_running(seqs) for seqs in limits]
     load = spec.clients if spec.rate is None else spec.rate
     return Axes(
         laid_out[:, 0].copy(), laid_out[:, 1].copy(), laid_out[:, 2].copy(),
