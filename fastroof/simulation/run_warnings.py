@@ -123,8 +123,8 @@ def range_warnings(found: Mapping[str, Any] | None) -> list[str]:
             f"{most:,.0f} ms"
         )
     notes.extend(
-        f"whether the 99th percentile of {_LIMIT_NAMES[name]} is within its limit depends on the error of "
-        f"steps, ±{percent:.1f} % (one standard error)"
+        f"whether {_LIMIT_NAMES[name]} keeps its limit depends on the error of steps, ±{percent:.1f} % (one "
+        "standard error)"
         for name in found["flips"]
     )
     return notes
