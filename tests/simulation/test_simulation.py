@@ -369,7 +369,7 @@ def test_a_verdict_that_the_error_of_a_step_decides_is_open(calm: Simulation) ->
         assert ("range" in answers) == flips
         assert answers["goodput"]["kept"]["tpot_ms"] == (p99 <= limit)
         assert (
-            any("TPOT is within its limit depends on the error" in words for words in answers["warnings"])
+            any("TPOT keeps its limit depends on the error" in words for words in answers["warnings"])
             == flips
         )
         if flips:

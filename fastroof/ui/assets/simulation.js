@@ -52,7 +52,7 @@ function timeRows(answer) {
   });
 }
 
-// Requests within all limits, and whether the 99th percentile is within each.
+// Requests within all limits, and whether the percentile is within each.
 function limitWords({ goodput, range }) {
   if (!goodput) return "";
   const verdicts = Object.entries(goodput.kept).map(([name, isKept]) => `${TIMES[name]} ${range?.flips.includes(name) ? "open" : isKept ? "kept" : "broken"}`);
