@@ -224,14 +224,13 @@ def _start(
 def _usage_message(error: Any) -> str:
     """Return Typer's message, and the command that prints the help."""
     context = getattr(error, "ctx", None)
-    message = str(getattr(error, "message", "")) or error.format_message()
-    message = message.strip().rstrip(".")
-    if context is not None and (given := getattr(error, "option_name", "")):
+    option = ""
+    if context is not None and hasattr(error, "option_name") and hasattr(error, "possibilities"):
         from fastroof.option_help import meant
 
         known = [flag for one in context.command.params for flag in one.opts if flag.startswith("--")]
-        if option := meant(given, known):
-            message += f"; did you mean {option}?"
+        option, error.possibilities = meant(error.option_name, known), None
+    message = error.format_message().strip().rstrip(".") + (f"; did you mean {option}?" if option else "")
     where = f"; see {context.command_path} --help" if context is not None else ""
     return f"{message[:1].lower()}{message[1:]}{where}"
 

@@ -317,7 +317,7 @@ def test_the_page_reads_the_engines_of_the_command(h100: fastroof.Tables) -> Non
         return fleet_of_options(read_options(text), lambda _: plan, {})
 
     assert read_options("") == {name: default for name, (_, default) in FLEET.items()}
-    pools = "--prefill-replicas 2 --decode-replicas 1 --kv-at-once --no-back-pressure --kv-bandwidth 50"
+    pools = "--prefill-replicas 2 --decode-replicas 1 --no-back-pressure --kv-bandwidth 50"
     assert read(pools).link == Link(50e9)
     scaled = "--autoscale queue:2 --max-replicas 4 --startup 30 --min-replicas 2"
     assert read(scaled).autoscaler == Autoscaler.parsed(
