@@ -105,13 +105,13 @@ def test_every_command_has_help(arguments: tuple[str, ...]) -> None:
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ("--input", "isl"), ("--output-len", "osl"), ("--qps", "rate"), ("--concurrency", "clients"),
-        ("--tensor-parallel-size", "tp"), ("--ttft-p99", "ttft"), ("--max_num_seqs", "max-num-seqs"),
-        ("--engin", "engine"),
+        ("input", "isl"), ("output-len", "osl"), ("qps", "rate"), ("users", "clients"),
+        ("tensor-parallel-size", "tp"), ("ttft-p99", "ttft"), ("max_num_seqs", "max-num-seqs"),
+        ("engin", "engine"),
     ],
 )  # fmt: skip
 def test_an_unknown_option_suggests_what_it_means(given: str, meant: str) -> None:
-    assert f"no such option: {given}; did you mean --{meant}?" in refused("simulate", given, "1")
+    assert f"no such option: --{given}; did you mean --{meant}?" in refused("simulate", f"--{given}", "1")
     assert "did you mean" not in refused("simulate", "--zzz")
 
 
