@@ -9,6 +9,7 @@
 ``dynamo``          profiles for Dynamo's mocker
 ``llmservingsim``   profiles for LLMServingSim
 ``llm_d``           settings for llm-d-inference-sim
+``vllm_engine``     vLLM without a GPU: its executor with a plan's times
 ``releases``        which releases were run, and the warning if another is installed
 ``serve``           for every other program: a server on a pipe or over HTTP
 ==================  ==================================================================================

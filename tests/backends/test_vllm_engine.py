@@ -1,0 +1,38 @@
+"""vLLM's plugin does nothing without a GPU's name; with vLLM, its engine core equals `simulate`."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(("gpu", "found"), [(None, None), ("", None), ("h100", "NoGpu")])
+def test_the_plugin_replaces_vllms_platform_only_if_a_gpu_is_named(gpu, found, monkeypatch):
+    project = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())["project"]
+    [(name, value)] = project["entry-points"]["vllm.platform_plugins"].items()
+    plugin = EntryPoint(name, value, "vllm.platform_plugins").load()
+    if gpu is None:
+        monkeypatch.delenv("FASTROOF_GPU", raising=False)
+    else:
+        monkeypatch.setenv("FASTROOF_GPU", gpu)
+    answer = plugin()
+    assert (answer and answer.rpartition(".")[2]) == found
+    if answer is not None:
+        assert importlib.util.find_spec(answer.rpartition(".")[0]) is not None
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="No module named 'vllm'")
+def test_vllms_engine_core_equals_simulations():
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.upstream.vllm"]
+    done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True, check=False, timeout=600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("|\n") == 18
