@@ -20,14 +20,14 @@ _MOST_USED: Final = (
 """Options that --help shows: the first ten that a command has."""
 
 _GROUPS: Final = {
-    "Model and GPU": """model models gpu gpus total_gpus tables source tp pp dp ep cp dtype kv_dtype
+    "Model and GPU": """model gpu gpus tables source tp pp dp ep cp dtype kv_dtype
         method routing allow_modelled exchange eplb two_batch_overlap lora
         memory_fraction kv_cache_gib free_gib mode most_gpus_each replicas""",
     "Load": """decode prefill trace time_zone rate_scale limit columns where rate
-        requests_per_s burstiness ramp hourly clients think turns calls tool growth system_prompt
+        burstiness ramp hourly clients think turns calls tool growth system_prompt
         num_requests isl osl cached seed period prefix_hit image requests_per_client
         length_spread beside kv_len batch_size""",
-    "Limits": """ttft tpot itl e2e ttft_ms tpot_ms itl_ms request_latency_ms percentile mean slo objective
+    "Limits": """ttft tpot itl e2e percentile mean slo objective
         fewest by_hour draws steady max_model_len""",
     "Engine": """engine front_end max_num_batched_tokens max_num_seqs num_gpu_blocks block_size
         async_scheduling order chunked_prefill prefill_schedule_interval reserve_output
@@ -80,6 +80,12 @@ def meant(given: str, known: list[str]) -> str:
     return next(iter(difflib.get_close_matches(f"--{word}", known, 1, 0.75)), "")
 
 
+def _name(option: Any) -> str:
+    """Return the name that users type."""
+    long: str = next((one for one in option.opts if one.startswith("--")), option.name)
+    return long.strip("-").replace("-", "_")
+
+
 class HelpfulCommand(TyperCommand):
     """A command whose --help shows its most used options in groups, and --help-all every one."""
 
@@ -95,20 +101,20 @@ class HelpfulCommand(TyperCommand):
         """Write the arguments, and the options by group."""
         params = [one for one in self.get_params(ctx) if one.get_help_record(ctx)]
         options = [one for one in params if one.param_type_name == "option"]
-        shown = {one.name for one in options}
+        shown = {_name(one) for one in options}
         is_short = len(options) > FEW and ALL not in ctx.meta
         if is_short:
             used = [name for name in _MOST_USED if name in shown][:10]
-            shown = {*used, "as_json", "help", *(one.name for one in options if one.required)}
+            shown = {*used, "json", "help", *(_name(one) for one in options if one.required)}
         groups: dict[str, list[Any]] = {
             "Arguments": [],
             **{name: [] for name in _GROUPS},
-            "Output and run": [],
+            _OTHERS: [],
         }
         for one in params:
             is_option = one.param_type_name == "option"
-            if not is_option or one.name in shown:
-                group = _GROUP_OF.get(one.name, "Output and run") if is_option else "Arguments"
+            if not is_option or _name(one) in shown:
+                group = _GROUP_OF.get(_name(one), _OTHERS) if is_option else "Arguments"
                 groups[group].append(one.get_help_record(ctx))
         for group, records in groups.items():
             if records:

@@ -244,7 +244,7 @@ def test_a_fork_that_has_a_dummy_of_its_own_is_not_overruled(vidur):
 
 def test_the_command_line_chooses_and_configures_it(vidur, monkeypatch):
     prefix = "--fastroof_execution_time_predictor_config"
-    options = f"--execution_time_predictor_config_type dummy {prefix}_gpu h100 {prefix}_max_seqs 128"
+    options = f"--execution_time_predictor_config_type dummy {prefix}_gpu h100 {prefix}_max_num_seqs 128"
     monkeypatch.setattr(sys, "argv", ["vidur", *options.split()])
     config = vidur.config.SimulationConfig.create_from_cli_args().execution_time_predictor_config
     assert config == vidur.adapter.FastroofExecutionTimePredictorConfig(gpu="h100", max_num_seqs=128)
