@@ -8,6 +8,9 @@ from typing import Any, Final
 
 from typer.core import TyperCommand
 
+from fastroof.documents import read_toml
+from fastroof.errors import FastroofError
+
 ALL: Final = "--help-all"
 FEW: Final = 14
 """Commands with this number of options or fewer show all of them."""
@@ -144,8 +147,6 @@ class HelpfulCommand(TyperCommand):
 
 def column_meanings(command: str) -> dict[str, str]:
     """Return what the columns of a command's tables mean, from columns.toml; ... in a name is any text."""
-    import tomllib
-
-    sections = tomllib.loads(Path(__file__).with_name("columns.toml").read_text(encoding="utf-8"))
+    sections = read_toml(Path(__file__).with_name("columns.toml"), FastroofError)
     own: dict[str, Any] = sections.get(command) or sections.get(command.partition(" ")[0], {})
     return {name: sections["same"][name] for name in own.pop("same", ())} | own

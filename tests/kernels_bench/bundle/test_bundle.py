@@ -144,7 +144,7 @@ def test_every_kind_of_data_file_travels():
     files = [path for folder in ("fastroof", "kernels_bench") for path in (root / folder).rglob("*")]
     pages = ("assets", "plotly", "c", "bench_data", "__pycache__")
     read = {path.suffix for path in files if path.is_file() and not set(pages) & set(path.parts)}
-    assert read - carried <= {".md", ".ipynb", ".svg"}
+    assert read - carried <= {".md", ".ipynb", ".svg", ".template"}
 
 
 class TestBuilding:
