@@ -149,7 +149,7 @@ def _look_up(
     words_of: dict[str, tuple[str, Callable[[float], str]]] = {
         "latency_us": ("latency us", lambda us: f"{us:,.3f}"),
         "mfu": ("MFU", lambda mfu: percent(mfu) or "-"),
-        "relative_error": ("error", lambda error: f"+- {percent(error)}"),
+        "relative_error": ("error", lambda error: f"±{percent(error)}"),
     }
     shown = {name: words_of.get(name, (name, str)) for name in columns}
     text = [[words(row[name]) for name, (_, words) in shown.items()] for row in rows]

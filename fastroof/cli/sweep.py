@@ -270,7 +270,7 @@ _STEP: Final[dict[str, Callable[[BestStep], str]]] = {
     "kv_len": attribute("kv_len", ","),
     "batch": lambda best: f"{best.batch_size:,}" if best.batch_size else "-",
     "ms a step": lambda best: "-" if best.step_us is None else f"{best.step_us / US_PER_MS:.2f}",
-    "error": lambda best: "-" if best.relative_error is None else f"+- {percent(best.relative_error)}",
+    "error": lambda best: "-" if best.relative_error is None else f"±{percent(best.relative_error)}",
     "tokens/s": attribute("tokens_per_s", ",.0f"),
     "tokens/s a GPU": attribute("tokens_per_s_per_gpu", ",.0f"),
     "standing": lambda best: best.standing or "",

@@ -317,7 +317,7 @@ def test_models_with_rates_share_the_gpus() -> None:
 @pytest.mark.slow
 def test_shared_gpus_are_printed_with_commands_and_files(tmp_path: Path) -> None:
     text = good(*SHARED, "--save", str(tmp_path / "out"))
-    assert "2 x h100 hold" in text
+    assert "2 x h100 can serve" in text
     assert "all wanted rates need 2 GPUs: llama-3.1-8b 1; Qwen/Qwen3-8B 1" in text
     assert command_in(text, "vllm serve Qwen")[:3] == ["vllm", "serve", "Qwen/Qwen3-8B"]
     names = {path.name for path in (tmp_path / "out").iterdir()}

@@ -74,7 +74,7 @@ def test_the_capacity_of_a_model_is_what_the_library_answers() -> None:
     assert all(key in explained for key in found)
     printed = good("capacity", *MODEL, *DRAWN, *limits)
     assert f"{most.requests_per_s:,.4g} requests/s" in printed
-    assert "beyond, p9" in printed
+    assert "above it, p9" in printed
     assert "all at once" in printed
     assert "by one standard error" in printed
     assert f"{most.counted:,} count, without ramp and drain" in printed
@@ -112,7 +112,7 @@ def test_a_capacity_names_the_whole_layout() -> None:
 def test_it_prints_that_no_rate_or_all_rates_keep_the_limits() -> None:
     assert "no rate keeps p99 TTFT" in good("capacity", *MODEL, *DRAWN, "--ttft", "1")
     all_kept = good("capacity", *MODEL, *DRAWN, "--e2e", "1000000")
-    assert "beyond, requests arrive faster than they are served" in all_kept
+    assert "above it, requests arrive faster than they are served" in all_kept
     few = good("capacity", *MODEL, "--limit", "3", "--no-steady", "--e2e", "1000000")
     assert "even all requests at once keep the limits" in few
     drawn = good("capacity", *MODEL, *DRAWN, "--ttft", "300", "--draws", "2")

@@ -575,7 +575,7 @@ def test_a_sweep_prints_errors_and_ties(tmp_path):
     printed = CliRunner().invoke(app, ["sweep", str(spec), "-o", str(tmp_path / "r.parquet")])
     assert printed.exit_code == 0, printed.output
     assert "standing" in printed.output
-    assert "+- " in printed.output
+    assert "±" in printed.output
     assert "best" in printed.output
 
 
@@ -585,11 +585,10 @@ def test_a_sweep_prints_errors_and_ties(tmp_path):
 @pytest.mark.slow
 def test_lookup_prints_its_error():
     sizes = ["lookup", "gemm", "--m", "64,100", "--n", "6144", "--k", "4096"]
-    printed = CliRunner().invoke(app, [*sizes, "--with-error"])
+    printed = CliRunner().invoke(app, sizes)
     assert printed.exit_code == 0
-    assert printed.output.count("+- ") == 2
-    assert "+-" not in CliRunner().invoke(app, sizes).output
-    rows = json.loads(CliRunner().invoke(app, [*sizes, "--with-error", "--json"]).output)["rows"]
+    assert printed.output.count("±") == 2
+    rows = json.loads(CliRunner().invoke(app, [*sizes, "--json"]).output)["rows"]
     assert all(0 < row["relative_error"] < 0.2 for row in rows)
 
 
