@@ -148,7 +148,7 @@ def test_phases_of_best_are_in_order() -> None:
     """The loops are those of this run of tests, compiled or not."""
     words = (
         "best --model llama-3.1-8b --gpus 2 --isl 1000 --osl 50 --tpot 20 --max-num-seqs 64 "
-        "--mode aggregated --requests 500"
+        "--mode aggregated --num-requests 500"
     )
     cache = cache_folders()[0].parent
     out = shown(cache, COMMAND.format(words=words.split()), terminal=True, CI="")
