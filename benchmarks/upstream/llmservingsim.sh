@@ -3,7 +3,8 @@
 #
 #     sh benchmarks/upstream/llmservingsim.sh CHECKOUT [v1.1 | bundle] [MODEL]
 #
-# CHECKOUT: a checkout of casys-kaist/LLMServingSim. Python needs fastroof, pandas, PyYAML and rich; $PYTHON names it.
+# CHECKOUT: a checkout of casys-kaist/LLMServingSim. Python needs fastroof, msgspec, pandas, PyYAML and rich;
+# $PYTHON names it.
 set -eu
 checkout=$(cd "${1:?usage: llmservingsim.sh CHECKOUT [v1.1 | bundle] [MODEL]}" && pwd)
 root=$(cd "$(dirname "$0")/../.." && pwd)
