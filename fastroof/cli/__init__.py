@@ -74,7 +74,9 @@ def app_of(commands: Iterable[str]) -> typer.Typer:
         if hasattr(module, "register"):
             module.register(made)
         else:
-            made.command(command, epilog=module.EPILOG)(getattr(module, command))
+            made.command(command, epilog=module.EPILOG, **getattr(module, "SETTINGS", {}))(
+                getattr(module, command)
+            )
     return made
 
 

@@ -10,7 +10,7 @@ import typer
 
 from fastroof.cli.best_answer import deployment_document, print_answer, print_how_to_run, print_saved
 from fastroof.cli.option_groups import ENGINE_FACTS
-from fastroof.cli.options import GPU_NAMES, Json, option
+from fastroof.cli.options import GPU_NAMES, LIMITS_MS, Json, limited_percentile, option
 from fastroof.cli.output import duration, print_json, print_line
 from fastroof.cli.shared_budget import TRAFFIC, one_for_all, print_shares, shared_document, shared_question
 from fastroof.command_group import Group, GroupValues, taking
@@ -212,7 +212,23 @@ QUESTION: Final[Group] = {
 """What to deploy, and for which load, as arguments of :func:`fastroof.recommend`."""
 
 
-@taking(question=QUESTION)
+SEARCH: Final[Group] = {
+    "runners_up": option(int, "Maximum number of runners-up.", default=3, min=0),
+    **{name: LIMITS_MS[name] for name in ("percentile", "mean")},
+    "requests": option(
+        int,
+        "Number of requests to simulate.  [default: 20 per client, from 10000 to 40000]",
+        None,
+        "--num-requests",
+        min=2,
+    ),
+    "seed": option(int, "Seed of their arrivals.", default=0, min=0),
+    "threads": option(int, "Number of threads.  [default: all processors]", min=1),
+}
+"""How deployments are compared, as arguments of :func:`fastroof.recommend`."""
+
+
+@taking(question=QUESTION, search=SEARCH)
 def best(
     *,
     spec: Annotated[
@@ -246,47 +262,25 @@ def best(
             help="Platform of the manifest: kubernetes, dynamo or llm-d.  [default: kubernetes]",
         ),
     ] = None,
-    runners_up: Annotated[int, typer.Option(min=0, help="Maximum number of runners-up.")] = 3,
-    percentile: Annotated[
-        float | None,
-        typer.Option(metavar="P", help="Percentile of each time that limits apply to.  [default: 99]"),
-    ] = None,
-    mean: Annotated[bool, typer.Option("--mean", help="Apply limits to means instead.")] = False,
-    requests: Annotated[
-        int | None,
-        typer.Option(
-            "--num-requests",
-            min=2,
-            help="Number of requests to simulate.  [default: 20 per client, from 10000 to 40000]",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of their arrivals.")] = 0,
-    threads: Annotated[
-        int | None, typer.Option(min=1, help="Number of threads.  [default: all processors]")
-    ] = None,
+    search: GroupValues,
     as_json: Json = False,
 ) -> None:
     """Recommend a deployment, with reasons and commands to start it."""
     from fastroof import recommend
     from fastroof.sweep import recommend_for_spec
-    from fastroof.sweep.best import PERCENTILE
     from fastroof.sweep.recommendations.files import check_place
 
     question = {**question, "allow_modelled": question["allow_modelled"] or None}
     given = {name: value for name, value in question.items() if value not in (None, [])}
     _check_question(spec, model, given)
-    if mean and percentile is not None:
-        raise typer.BadParameter("give --mean or --percentile, got both")
+    percentile = limited_percentile(search["percentile"], search.pop("mean"))
     if manifest is not None and save is None:
         raise typer.BadParameter(f"--manifest {manifest} needs --save DIR")
     platform = manifest or "kubernetes"
     if save is not None:
         check_place(save, platform)
-    of = None if mean else PERCENTILE if percentile is None else percentile
-    options: dict[str, Any] = {
-        "gpu_hour_price": parse_prices(price or []), "runners_up": runners_up, "percentile": of,
-        "requests": requests, "seed": seed, "threads": threads or usable_processors(),
-    }  # fmt: skip
+    options = {**search, "gpu_hour_price": parse_prices(price or []), "percentile": percentile}
+    options["threads"] = search["threads"] or usable_processors()
     share_heaps(1)
     shared = shared_question(spec, model, given)
     if shared is not None:

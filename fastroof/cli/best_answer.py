@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
+from fastroof.cli.named_plans import drafts_words
 from fastroof.cli.output import (
     console,
     counted,
@@ -75,7 +76,7 @@ def print_answer(
     print_line(
         f"{title}: run {copies_words(row)} on {row['total_gpus']} x {row['gpu']}, {row['dtype']} weights, "
         f"{row['kv_dtype']} KV cache, engine {engines[row['engine']]}, steps of up to "
-        f"{row['max_num_batched_tokens']:,} tokens and {row['max_num_seqs']:,} requests{_drafts_words(row)}"
+        f"{row['max_num_batched_tokens']:,} tokens and {row['max_num_seqs']:,} requests{drafts_words(row)}"
     )
     for line in _why(answer, objective):
         print_line(line, 2)
@@ -200,12 +201,6 @@ def _percentile_cells(choice: Choice) -> list[str]:
         return ["-", "-", "not simulated", "" if most is None else f"{most.place}."]
     rates = f"{most.requests_per_s:,.4g}", f"{most.low:,.4g} to {most.high:,.4g}"
     return [*rates, limit_words(most.limit), f"{most.place}."]
-
-
-def _drafts_words(row: dict[str, Any]) -> str:
-    if not row["num_draft_tokens"]:
-        return ""
-    return f", {row['num_draft_tokens']} draft tokens ({row['draft']}), {row['accepted']:g} tokens a step"
 
 
 def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:

@@ -13,16 +13,7 @@ from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.named_plans import DRAFTS
 from fastroof.cli.options import FolderGpu, Json
 from fastroof.cli.output import print_json
-from fastroof.cli.own_runs import (
-    EngineArgs,
-    EngineVersion,
-    OwnModel,
-    Runs,
-    Steps,
-    own_document,
-    own_runs_of,
-    print_own_fit,
-)
+from fastroof.cli.own_runs import OWN_DATA, own_document, own_runs_of, print_own_fit
 from fastroof.command_group import GroupValues, taking
 
 EPILOG: Final = """\b
@@ -61,27 +52,14 @@ Bootstrap = Annotated[
 ]
 
 
-class CalibrateCommand(CheckoutCommand):
-    """Fit the shipped rows if no runs are given."""
-
-    elsewhere = "fit"
+SETTINGS: Final = {"cls": CheckoutCommand}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("calibrate", epilog=EPILOG, cls=CalibrateCommand)(calibrate)
-
-
-@taking(drafts=DRAFTS)
+@taking(data=OWN_DATA)
 def calibrate(
     *,
-    runs: Runs = None,
-    steps: Steps = None,
-    engine_args: EngineArgs = None,
+    data: GroupValues,
     engine: Annotated[str | None, typer.Option(help="Engine.  [default: the one in --engine-args]")] = None,
-    engine_version: EngineVersion = None,
-    model: OwnModel = None,
-    drafts: GroupValues,
     gpu: FolderGpu = None,
     tables: FitTables = None,
     source: FitSource = None,
@@ -98,13 +76,11 @@ def calibrate(
 
     if output is not None:
         check_profile_path(output)
-    settings = {"engine": engine, "version": engine_version, "model": model, "gpu": gpu, **drafts}
-    own = own_runs_of(runs or (), engine_args, settings, steps=steps, warn=not as_json)
+    own = own_runs_of(data, gpu, engine, warn=not as_json)
     loaded = tables_of(tables, own.gpu or gpu, source)
-    words = ["fastroof", "calibrate", *(f"--runs={path}" for path in runs or ())]
-    words += [] if steps is None else [f"--steps={steps}"]
-    words += [] if engine_args is None else [f"--engine-args={engine_args}"]
-    words += [f"--{name.replace('_', '-')}={value}" for name, value in drafts.items() if value is not None]
+    words = ["fastroof", "calibrate", *(f"--runs={path}" for path in data["runs"] or ())]
+    alone = ((name, data[name]) for name in ("steps", "engine_args", *DRAFTS))
+    words += [f"--{name.replace('_', '-')}={value}" for name, value in alone if value is not None]
     fitted = fit_own_runs(
         own,
         loaded,

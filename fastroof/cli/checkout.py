@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib import import_module
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import fastroof
 from fastroof.errors import FastroofError
@@ -17,11 +17,12 @@ WITH_DATA: Final = (
 )  # fmt: skip
 """Options of the user's data, and those that need it."""
 
+ELSEWHERE: Final = {"validate": "judge", "calibrate": "fit"}
+"""The command of benchmarks.accuracy that does the same with the shipped rows."""
+
 
 class CheckoutCommand(HelpfulCommand):
-    """A command on the user's data; without any, it passes its arguments to benchmarks.accuracy."""
-
-    elsewhere: ClassVar[str]
+    """A command on the user's data; without any, it passes its arguments to one of benchmarks.accuracy."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse arguments about the user's data; pass on all others."""
@@ -29,7 +30,8 @@ class CheckoutCommand(HelpfulCommand):
         is_own = not given.isdisjoint((*DATA, *WITH_DATA)) and "--rows" not in given
         if not is_own and given.isdisjoint(("-h", "--help", "--help-all")) and not ctx.resilient_parsing:
             request = f"{ctx.command_path} without {' or '.join(DATA)}"
-            checkout_module("__main__", request, self.elsewhere).run([self.elsewhere, *args])
+            elsewhere = ELSEWHERE[str(self.name)]
+            checkout_module("__main__", request, elsewhere).run([elsewhere, *args])
             ctx.exit()
         rest: list[str] = super().parse_args(ctx, args)
         return rest

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.options import GPU_NAMES, Json
+from fastroof.cli.options import GPU_NAMES, Json, option
 from fastroof.cli.output import print_json, print_line, print_records, print_table
+from fastroof.command_group import Group, GroupValues, taking
 from fastroof.errors import PlanError
 
 if TYPE_CHECKING:
@@ -22,11 +23,11 @@ if TYPE_CHECKING:
 
 
 def print_support(
-    models: Sequence[str],
-    gpus: Sequence[str],
-    engines: Sequence[str],
-    dtypes: Sequence[str],
     *,
+    model: Sequence[str],
+    gpu: Sequence[str],
+    engine: Sequence[str],
+    dtype: Sequence[str],
     is_full: bool,
     as_json: bool,
 ) -> None:
@@ -37,23 +38,23 @@ def print_support(
     from fastroof.models.execution import AUTO, DTYPES
     from fastroof.plan.plan_set import FORMATS, best_support, support_rows
 
-    unknown = [dtype for dtype in dtypes if dtype not in (AUTO, *DTYPES)]
+    unknown = [name for name in dtype if name not in (AUTO, *DTYPES)]
     if unknown:
         raise PlanError(f"--dtype must be one of {AUTO}, {', '.join(DTYPES)}, got {', '.join(unknown)}")
-    specs = [load_model(name) for name in models or model_names()]
-    wanted = list(gpus) or [name for name in gpu_names() if table_folders(name)]
-    profiles = list(engines) or [engine_of_version(name).name for name in serving_engines()]
-    if not (models or is_full or as_json):
-        _print_counts(best_support(specs, wanted, profiles, dtypes=dtypes or (AUTO,)), ("gpu", "engine"))
+    specs = [load_model(name) for name in model or model_names()]
+    wanted = list(gpu) or [name for name in gpu_names() if table_folders(name)]
+    profiles = list(engine) or [engine_of_version(name).name for name in serving_engines()]
+    if not (model or is_full or as_json):
+        _print_counts(best_support(specs, wanted, profiles, dtypes=dtype or (AUTO,)), ("gpu", "engine"))
         print_line(
             f"\n{len(specs)} models, each by its best layout on up to 8 GPUs in its checkpoint's format (or "
             "--dtype). --model NAME prints one by GPU and engine, --full counts layouts by model and format."
         )
         return
-    rows = list(support_rows(specs, wanted, profiles, dtypes=dtypes or FORMATS))
+    rows = list(support_rows(specs, wanted, profiles, dtypes=dtype or FORMATS))
     if as_json:
         print_json([row._asdict() for row in rows])
-    elif not models:
+    elif not model:
         _print_counts(rows, ("model", "dtype"))
     elif is_full:
         _print_layouts(rows)
@@ -159,7 +160,18 @@ releases had, with the last one.
 LISTED_KINDS: Final = 2
 
 
+CHOSEN: Final[Group] = {
+    "model": option(list[str], "With --support: only this preset or config.json; repeatable."),
+    "gpu": option(list[str], "GPU of --support; repeatable.  [default: with tables]", None, *GPU_NAMES),
+    "engine": option(list[str], "Engine of --support; repeatable."),
+    "dtype": option(list[str], "With --support: only this format, or auto; repeatable."),
+}
+"""What is printed of the support, as arguments of :func:`print_support`; all if empty."""
+
+
+@taking(chosen=CHOSEN)
 def models(
+    *,
     support: Annotated[
         bool, typer.Option("--support", help="Print what is measured, borrowed, modelled or refused.")
     ] = False,
@@ -178,32 +190,21 @@ def models(
             help="With --architectures: read them from a wheel of vLLM or its folder.  [default: the record]",
         ),
     ] = None,
-    model: Annotated[
-        list[str] | None,
-        typer.Option(help="With --support: only this preset or config.json; repeatable."),
-    ] = None,
-    gpu: Annotated[
-        list[str] | None,
-        typer.Option(*GPU_NAMES, help="GPU of --support; repeatable.  [default: with tables]"),
-    ] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="Engine of --support; repeatable.")] = None,
-    dtype: Annotated[
-        list[str] | None, typer.Option(help="With --support: only this format, or auto; repeatable.")
-    ] = None,
+    chosen: GroupValues,
     as_json: Json = False,
 ) -> None:
     """List the models known by name, or what plans are made of."""
     if registry and not architectures:
         raise PlanError("--registry goes with --architectures")
     if architectures:
-        if support or model or gpu or engine or dtype or full:
+        if support or full or any(chosen.values()):
             raise PlanError("--architectures goes with --registry and --json")
         print_architectures(registry, as_json=as_json)
         return
     if support:
-        print_support(model or (), gpu or (), engine or (), dtype or (), is_full=full, as_json=as_json)
+        print_support(**{name: words or () for name, words in chosen.items()}, is_full=full, as_json=as_json)
         return
-    if model or gpu or engine or dtype or full:
+    if full or any(chosen.values()):
         raise PlanError("--model, --gpu, --engine, --dtype and --full choose what --support shows; give it")
     from fastroof import load_model, model_names
 

@@ -191,8 +191,8 @@ def drafts_said(drafts: SpeculativeDecoding | None) -> dict[str, Any]:
 
 
 def drafts_words(facts: Mapping[str, Any]) -> str:
-    """Return the drafts of :func:`drafts_said` in words that follow a plan's."""
-    if "num_draft_tokens" not in facts:
+    """Return the drafts of :func:`drafts_said`, or of a row of a sweep, in words that follow a plan's."""
+    if not facts.get("num_draft_tokens"):
         return ""
     source = f" ({facts['accepted_from']})" if "accepted_from" in facts else ""
     drafts = f"{facts['num_draft_tokens']} draft tokens ({facts['draft']})"

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import typer
 
 from fastroof.cli.checkout import DATA, WITH_DATA
+from fastroof.cli.named_plans import DRAFTS
+from fastroof.cli.options import option
 from fastroof.cli.output import counted, print_facts, print_line, print_records, print_table
+from fastroof.command_group import Group, GroupValues
 from fastroof.errors import FastroofError
 
 if TYPE_CHECKING:
@@ -23,60 +26,52 @@ if TYPE_CHECKING:
 MOST_NAMED: Final = 20
 """Runs or steps that are left out for one reason are named up to this number, and counted above it."""
 
-Runs = Annotated[
-    list[Path] | None,
-    typer.Option(
-        "--runs",
-        metavar="PATH",
-        help="File of a load generator, or a folder of such files; repeatable: vllm bench serve, "
+OWN_DATA: Final[Group] = {
+    "runs": option(
+        list[Path],
+        "File of a load generator, or a folder of such files; repeatable: vllm bench serve, "
         "sglang.bench_serving, aiperf, genai-perf, guidellm, inference-perf, InferenceX, or the table that a "
         "benchmark printed (- for standard input).",
+        "PATH",
+        "--runs",
     ),
-]
-Steps = Annotated[
-    Path | None,
-    typer.Option(
-        help="Whole steps, alone or with --runs: steps.csv of `kernels-bench steps`, .json of `vllm bench "
-        "forward`, .parquet of aisimulate's forward passes."
+    "steps": option(
+        Path,
+        "Whole steps, alone or with --runs: steps.csv of `kernels-bench steps`, .json of `vllm bench "
+        "forward`, .parquet of aisimulate's forward passes.",
     ),
-]
-EngineArgs = Annotated[
-    Path | None,
-    typer.Option(
-        help="With --runs or --steps: how the engine was started: its command line or log in a .txt, or its "
+    "engine_args": option(
+        Path,
+        "With --runs or --steps: how the engine was started: its command line or log in a .txt, or its "
         "flags (vLLM's --config), Compose file or manifest in a .json, .toml or .yaml.  [default: "
-        "engine_args.* or start.sh in each run's folder]"
+        "engine_args.* or start.sh in each run's folder]",
     ),
-]
-EngineVersion = Annotated[
-    str | None,
-    typer.Option(
-        help="With --runs or --steps: version of the engine, such as 0.15.1.  [default: the image's]"
+    "engine_version": option(
+        str, "With --runs or --steps: version of the engine, such as 0.15.1.  [default: the image's]"
     ),
-]
-OwnModel = Annotated[
-    str | None,
-    typer.Option(
-        help="With --runs or --steps: preset or config.json, if the engine's arguments name another path."
+    "model": option(
+        str, "With --runs or --steps: preset or config.json, if the engine's arguments name another path."
     ),
-]
+    **DRAFTS,
+}
+"""A user's own runs and steps, and how their engine was started."""
 
 
 def own_runs_of(
-    runs: Sequence[Path],
-    engine_args: Path | None,
-    given: Mapping[str, Any],
-    *,
-    engine: str = "",
-    steps: Path | None = None,
-    warn: bool = True,
+    data: GroupValues, gpu: str | None, engine: str | None, *, by_default: str = "", warn: bool = True
 ) -> OwnRuns:
-    """Read runs and steps, and print to stderr what is ignored and assumed."""
+    """Read runs and steps, and print to stderr what is ignored and assumed.
+
+    ``engine`` is that of all runs, ``by_default`` that of runs whose arguments name none.
+    """
     from fastroof.evidence.own_runs import read_own_runs
 
+    runs, steps = data["runs"] or (), data["steps"]
     if not runs and steps is None:
         raise FastroofError(f"{' '.join(WITH_DATA)} go with {' or '.join(DATA)}")
-    own = read_own_runs(runs, engine_args, given, engine=engine, steps=steps)
+    given = {"engine": engine, "version": data["engine_version"], "model": data["model"], "gpu": gpu}
+    given |= {name: data[name] for name in DRAFTS}
+    own = read_own_runs(runs, data["engine_args"], given, engine=by_default, steps=steps)
     for words in own.warnings if warn else ():
         typer.echo(f"note: {words}", err=True)
     return own
@@ -102,10 +97,7 @@ def own_document(fitted: OwnFit, own: OwnRuns, output: Path | None) -> dict[str,
         "runs": [
             {
                 "run": row.row,
-                "isl": row.isl,
-                "osl": row.osl,
-                "concurrency": row.concurrency,
-                "tpot_ms": row.tpot_ms,
+                **{name: getattr(row, name) for name in ("isl", "osl", "concurrency", "tpot_ms")},
                 "drafts": None if row.speculation is None else str(row.speculation),
                 "left_out": row.not_fitted,
             }

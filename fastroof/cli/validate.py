@@ -17,18 +17,9 @@ import typer
 
 from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import measured_tables
-from fastroof.cli.named_plans import DRAFTS
 from fastroof.cli.options import Gpu, Json, Source, TablesPath
 from fastroof.cli.output import attribute, counted, print_json, print_line, print_records
-from fastroof.cli.own_runs import (
-    MOST_NAMED,
-    EngineArgs,
-    EngineVersion,
-    OwnModel,
-    Runs,
-    Steps,
-    own_runs_of,
-)
+from fastroof.cli.own_runs import MOST_NAMED, OWN_DATA, own_runs_of
 from fastroof.command_group import GroupValues, taking, warn
 
 if TYPE_CHECKING:
@@ -88,27 +79,14 @@ CsvPath = Annotated[
 Plot = Annotated[Path | None, typer.Option(help="Plot to write, predicted against measured: .png or .svg.")]
 
 
-class ValidateCommand(CheckoutCommand):
-    """Judge the shipped profiles if no data is given."""
-
-    elsewhere = "judge"
+SETTINGS: Final = {"cls": CheckoutCommand}
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command."""
-    app.command("validate", epilog=EPILOG, cls=ValidateCommand)(validate)
-
-
-@taking(drafts=DRAFTS)
+@taking(data=OWN_DATA)
 def validate(
     *,
     gpu: Gpu = None,
-    steps: Steps = None,
-    runs: Runs = None,
-    engine_args: EngineArgs = None,
-    engine_version: EngineVersion = None,
-    model: OwnModel = None,
-    drafts: GroupValues,
+    data: GroupValues,
     engine: Profile = "auto",
     by: By = "",
     csv_path: CsvPath = None,
@@ -128,10 +106,9 @@ def validate(
         from fastroof.report import check_picture
 
         check_picture(plot)
-    settings = {"gpu": gpu, "version": engine_version, "model": model, **drafts}
     judged = "" if engine == "auto" else load_engine(engine).engine
-    own = own_runs_of(runs or (), engine_args, settings, engine=judged, steps=steps, warn=not as_json)
-    gpu = (own.gpu or None) if runs or gpu is None else gpu
+    own = own_runs_of(data, gpu, None, by_default=judged, warn=not as_json)
+    gpu = (own.gpu or None) if data["runs"] or gpu is None else gpu
     _, measured_kernels = measured_tables(gpu, tables, source)
     for words in other_versions(own.rows, engine):
         warn(words)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from fastroof.checks import is_number, is_whole_number, shown
 from fastroof.documents import parse_json
@@ -32,24 +32,16 @@ COLUMNS: Final = NamedColumns(
 )
 
 
-class AgentRows(NamedTuple):
-    """Values of the columns of a file of sessions, labels of its rows, and tokens per block."""
-
-    values: dict[str, list[Any]]
-    labels: list[str]
-    block_size: int
-
-
 def agent_rows(what: str, content: bytes, reading: Reading) -> AgentRows:
     """Return the rows of a file of sessions."""
     if reading.own.names or reading.others:
         raise TraceError(f"{what} holds sessions of agents, whose fields have fixed names: leave columns out")
-    sessions = _Sessions(what)
+    sessions = AgentRows(what)
     for number, one in _documents(what, content):
         sessions.add(f"{what}, session {number}", one)
-    if not sessions.rows["t"]:
+    if not sessions.labels:
         raise TraceError(f"{what} has no requests")
-    return AgentRows(sessions.rows, sessions.labels, sessions.block_size)
+    return sessions
 
 
 def _documents(what: str, content: bytes) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -68,13 +60,13 @@ def _documents(what: str, content: bytes) -> Iterator[tuple[int, dict[str, Any]]
         yield number, one
 
 
-class _Sessions:
-    """Rows of requests, session after session."""
+class AgentRows:
+    """Values of the columns of a file of sessions, labels of its rows, and tokens per block."""
 
     def __init__(self, what: str) -> None:
         self.what = what
         names = ("t", "in", "out", HASH_IDS, "session", "parent", "delay_s")
-        self.rows: dict[str, list[Any]] = {name: [] for name in names}
+        self.values: dict[str, list[Any]] = {name: [] for name in names}
         self.labels: list[str] = []
         self.block_size = 0
         self.sessions = 0
@@ -141,7 +133,7 @@ class _Sessions:
             "delay_s": delay_s,
         }
         for name, value in values.items():
-            self.rows[name].append(value)
+            self.values[name].append(value)
         self.labels.append(place.removeprefix(f"{self.what}, "))
         self.ends_s.append(start_s + (0.0 if took_s is None else _seconds(place, "api_time", took_s)))
         return row

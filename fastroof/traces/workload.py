@@ -18,9 +18,9 @@ from fastroof.traces.trace import MOST_SECONDS, MOST_TOKENS, Trace
 from fastroof.traces.workload_lengths import (
     CachedShare,
     Draws,
-    FixedLength,
     Lengths,
     RecordedLength,
+    UniformLength,
     parse_cached,
     parse_lengths,
 )
@@ -198,7 +198,7 @@ class Workload:
     @property
     def has_sessions(self) -> bool:
         """Whether requests follow each other in sessions."""
-        return FixedLength(1) not in (self.turns, self.calls) or self.turns != self.calls
+        return UniformLength(1, 1) not in (self.turns, self.calls) or self.turns != self.calls
 
     @property
     def keeps_history(self) -> bool:

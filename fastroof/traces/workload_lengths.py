@@ -26,17 +26,6 @@ _WHOLE: Final = r"([0-9]{1,12})"
 
 
 @dataclass(frozen=True)
-class FixedLength:
-    """The same length for every request."""
-
-    tokens: int
-
-    def drawn(self, unit: Draws) -> Sizes:
-        """Draw the tokens of each request."""
-        return np.full(unit.count, self.tokens, np.int32)
-
-
-@dataclass(frozen=True)
 class LognormalLength:
     """Lognormal tokens: ``mean`` of the tokens, ``sigma``, the standard deviation of their logarithm."""
 
@@ -93,7 +82,7 @@ class CachedShare:
         return cached
 
 
-Lengths = FixedLength | LognormalLength | UniformLength | RecordedLength
+Lengths = LognormalLength | UniformLength | RecordedLength
 
 
 @dataclass(frozen=True)
@@ -124,7 +113,7 @@ def parse_lengths(name: str, value: Any, least: int = 1) -> Lengths:
         return _parse_text(name, value.strip(), least)
     if not is_whole_number(value, least, MOST_TOKENS):
         raise TraceError(_wrong(name, value, least))
-    return FixedLength(int(value))
+    return UniformLength(int(value), int(value))
 
 
 def _parse_text(name: str, text: str, least: int) -> Lengths:
@@ -132,7 +121,7 @@ def _parse_text(name: str, text: str, least: int) -> Lengths:
         path = text.removeprefix("file:")
         return RecordedLength(load_lengths(path), str(Path(path)))
     if match := re.fullmatch(_WHOLE, text):
-        length: Lengths = FixedLength(int(match[1]))
+        length: Lengths = UniformLength(int(match[1]), int(match[1]))
         sizes = [int(match[1])]
     elif match := re.fullmatch(f"lognormal:{NUMBER}:{NUMBER}(?::{_WHOLE})?", text):
         most = int(match[3]) if match[3] else MOST_TOKENS

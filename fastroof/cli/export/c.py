@@ -8,8 +8,9 @@ from typing import Annotated, Final
 import typer
 
 from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, PlansArgument, named_plans, plans_words
+from fastroof.cli.options import option
 from fastroof.cli.output import print_line
-from fastroof.command_group import GroupValues, taking, warn
+from fastroof.command_group import Group, GroupValues, taking, warn
 
 EPILOG: Final = f"""\b
 Examples:
@@ -23,27 +24,26 @@ Go and Rust, LICENSE; with --shared, or if a C compiler is found, libfastroof_st
 """
 
 
-@taking(measured=PLAN_TABLES)
+BUILD: Final[Group] = {
+    "cpu": option(str, "Oldest CPU to run on, by LLVM's name, or host.  [default: x86-64-v3, generic]"),
+    "target": option(str, "System to run on: x86_64-linux-gnu or aarch64-linux-gnu.  [default: this one]"),
+    "shared": option(
+        bool,
+        "Link libfastroof_step too, with $CC or cc or the target's gcc.  [default: if found]",
+        None,
+        "--shared/--no-shared",
+        show_default=False,
+    ),
+}
+"""How the loops are compiled, as arguments of :func:`fastroof.backends.c.export_c`."""
+
+
+@taking(build=BUILD, measured=PLAN_TABLES)
 def c(
     *,
     plans: PlansArgument,
     output: Annotated[Path, typer.Option("-o", "--output", metavar="DIR", help="Folder to write to.")],
-    cpu: Annotated[
-        str | None,
-        typer.Option(help="Oldest CPU to run on, by LLVM's name, or host.  [default: x86-64-v3, generic]"),
-    ] = None,
-    target: Annotated[
-        str | None,
-        typer.Option(help="System to run on: x86_64-linux-gnu or aarch64-linux-gnu.  [default: this one]"),
-    ] = None,
-    shared: Annotated[
-        bool | None,
-        typer.Option(
-            "--shared/--no-shared",
-            help="Link libfastroof_step too, with $CC or cc or the target's gcc.  [default: if found]",
-            show_default=False,
-        ),
-    ] = None,
+    build: GroupValues,
     measured: GroupValues,
 ) -> None:
     """Write plans for C, Go, Rust: plan files, a header, an object file.
@@ -53,7 +53,7 @@ def c(
     from fastroof.backends.c import export_c
 
     named = named_plans(plans, **measured)
-    done = export_c(named, output, cpu=cpu, target=target, shared=shared)
+    done = export_c(named, output, **build)
     print_line(f"wrote {plans_words(named)}")
     for path in (*done.plans.values(), *done.files):
         print_line(f"{path}  {path.stat().st_size:,} bytes")

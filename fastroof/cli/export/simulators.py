@@ -8,9 +8,10 @@ from typing import Annotated, Final, Literal
 import typer
 
 from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, PlansArgument, named_plans, plans_words
+from fastroof.cli.options import option
 from fastroof.cli.output import counted, print_line
 from fastroof.cli.workload_options import WORKLOAD, parse_sizes, print_left_out, workload_trace
-from fastroof.command_group import GroupValues, taking
+from fastroof.command_group import Group, GroupValues, taking
 from fastroof.units import GB
 
 LLM_D: Final = f"""{PLANS_HELP}
@@ -49,22 +50,24 @@ The requests are those that `fastroof simulate` serves with the same options, in
 """
 
 
-@taking(measured=PLAN_TABLES)
+NAMES: Final[Group] = {
+    "hardware": option(str, "Name of the GPU in cluster configurations.  [default: H100]"),
+    "model": option(
+        str, "Name of the model in configs/model.  [default: its Hugging Face name]", None, "--model-name"
+    ),
+    "variant": option(str, "Folder of the precision.  [default: bf16, fp8, fp8-kvfp8, ...]"),
+}
+"""Names in LLMServingSim, as arguments of :func:`fastroof.backends.llmservingsim.export_llmservingsim`."""
+
+
+@taking(names=NAMES, measured=PLAN_TABLES)
 def llmservingsim(
     *,
     plans: PlansArgument,
     output: Annotated[
         Path, typer.Option("--output", "-o", metavar="DIR", help="The simulator's profiler/perf.")
     ],
-    hardware: Annotated[
-        str | None, typer.Option(help="Name of the GPU in cluster configurations.  [default: H100]")
-    ] = None,
-    model_name: Annotated[
-        str | None, typer.Option(help="Name of the model in configs/model.  [default: its Hugging Face name]")
-    ] = None,
-    variant: Annotated[
-        str | None, typer.Option(help="Folder of the precision.  [default: bf16, fp8, fp8-kvfp8, ...]")
-    ] = None,
+    names: GroupValues,
     profile: Annotated[
         Literal["v1.1", "bundle"], typer.Option("--format", help="Format of the simulator's version.")
     ] = "v1.1",
@@ -80,32 +83,34 @@ def llmservingsim(
     named = named_plans(plans, **measured)
     compiled = list(named.values())
     bundle = export_llmservingsim(
-        compiled,
-        output,
-        hardware=hardware,
-        model=model_name,
-        variant=variant,
-        release="1.1" if profile == "v1.1" else "unreleased",
+        compiled, output, **names, release="1.1" if profile == "v1.1" else "unreleased"
     )
     print_line(f"wrote {bundle.folder}: {counted(bundle.rows, 'row')} of {plans_words(named)}")
     for words in dict.fromkeys(words for plan in compiled for words in left_out(plan)):
         print_line(f"left out: {words}")
 
 
-@taking(measured=PLAN_TABLES)
+LOADS: Final[Group] = {
+    "clients": option(
+        str,
+        "Concurrent requests; the maximum becomes max-num-seqs.",
+        "REQUESTS",
+        default="1,2,4,8,16,32,64",
+    ),
+    "isl": option(str, "Prompt lengths.", "TOKENS", default="256,512,1024,2048,4096"),
+    "osl": option(str, "Output lengths, including the first token.", "TOKENS", default="128,512"),
+}
+"""Loads and lengths to fit, as arguments of :func:`fastroof.backends.llm_d.fit_llm_d`."""
+
+
+@taking(loads=LOADS, measured=PLAN_TABLES)
 def llm_d(
     *,
     plan: Annotated[
         str, typer.Argument(metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.")
     ],
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.yaml", help="File to write.")],
-    clients: Annotated[
-        str, typer.Option(metavar="REQUESTS", help="Concurrent requests; the maximum becomes max-num-seqs.")
-    ] = "1,2,4,8,16,32,64",
-    isl: Annotated[str, typer.Option(metavar="TOKENS", help="Prompt lengths.")] = "256,512,1024,2048,4096",
-    osl: Annotated[
-        str, typer.Option(metavar="TOKENS", help="Output lengths, including the first token.")
-    ] = "128,512",
+    loads: GroupValues,
     model_name: Annotated[
         str | None, typer.Option(help="Model that clients ask for.  [default: its Hugging Face name]")
     ] = None,
@@ -130,12 +135,8 @@ def llm_d(
     from fastroof.backends.llm_d import export_llm_d, fit_llm_d, fit_words
 
     (compiled,) = named_plans([plan], **measured).values()
-    fit = fit_llm_d(
-        compiled,
-        clients=parse_sizes("--clients", clients),
-        isl=parse_sizes("--isl", isl),
-        osl=parse_sizes("--osl", osl),
-    )
+    sizes: GroupValues = {name: parse_sizes(f"--{name}", text) for name, text in loads.items()}
+    fit = fit_llm_d(compiled, **sizes)
     link = None if kv_bandwidth is None else kv_bandwidth * GB
     export_llm_d(compiled, output, fit, model=model_name, link_bytes_per_s=link, is_flat=flat)
     for line in fit_words(compiled, fit):

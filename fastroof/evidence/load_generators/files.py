@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final, NamedTuple
 
 from fastroof.errors import TableError
 from fastroof.evidence.load_generators.documents import REQUESTS, STDIN, Document, documents_of
-from fastroof.evidence.load_generators.formats import FORMATS
+from fastroof.evidence.load_generators.formats import FORMATS, Format
 from fastroof.evidence.load_generators.runs import GeneratorRun, with_concurrency
 
 GENERATORS: Final = tuple(dict.fromkeys(one.name for one in FORMATS))
@@ -51,13 +51,23 @@ def read_runs(paths: Sequence[str | Path]) -> FoundRuns:
             file = "standard input" if str(path) == STDIN else path.name
             name = f"{file} {line}" if several else file
             try:
-                found = [with_concurrency(run) for run in one.read(where, document, name)]
+                found = [with_concurrency(run) for run in _runs_of(one, where, document, name)]
             except (ZeroDivisionError, OverflowError) as error:
                 raise TableError(f"{where}: invalid figures: {error}") from None
             runs += [replace(run, path=str(path)) for run in found]
     if not runs:
         raise TableError(f"no run of {', '.join(GENERATORS)} in {', '.join(map(str, paths)) or 'nothing'}")
     return FoundRuns(tuple(runs), tuple(others))
+
+
+def _runs_of(one: Format, where: str, document: Document, name: str) -> Iterator[GeneratorRun]:
+    if not one.several:
+        yield one.read(where, document, name)
+    elif not document[one.several]:
+        raise TableError(f"{where}: a report without {one.several}; was the run cut off?")
+    else:
+        for number, run in enumerate(document[one.several], start=1):
+            yield one.read(f"{where}, benchmark {number}", run, f"{name} {number}")
 
 
 def _keys(documents: Sequence[Document]) -> str:

@@ -48,11 +48,15 @@ from fastroof.units import MS_PER_S, NS_PER_S
 
 
 class Format(NamedTuple):
-    """The documents of one program, and the function that reads their runs, given their place and name."""
+    """The documents of one program, and the function that reads a run, given its place and name.
+
+    ``several`` is the key of the list of runs in a document that has several.
+    """
 
     name: str
     is_written_by: Callable[[Document], bool]
-    read: Callable[[str, Document, str], list[GeneratorRun]]
+    read: Callable[[str, Document, str], GeneratorRun]
+    several: str = ""
 
 
 def _has(*keys: str) -> Callable[[Document], bool]:
@@ -96,7 +100,7 @@ def _mean_tpot_ms(where: str, document: Document) -> float:
     )
 
 
-def _vllm(where: str, document: Document, name: str) -> list[GeneratorRun]:
+def _vllm(where: str, document: Document, name: str) -> GeneratorRun:
     refused = ""
     if "ramp_up_strategy" in document:
         refused = "its rate was ramped up, so that there is no steady state"
@@ -109,27 +113,23 @@ def _vllm(where: str, document: Document, name: str) -> list[GeneratorRun]:
     # 1 is a Poisson process, inf evenly spaced requests, and other values are in between
     arrivals = {1.0: POISSON, math.inf: CONSTANT}.get(number(where, document, "burstiness"), "")
     keys = {"latency_ms": "mean_e2el_ms", "accepted": "spec_decode_acceptance_length"}
-    return [
-        _serving(
-            where, document, name, keys, generator=_VLLM, model=text(document, "model_id"), failed=failed,
-            has_medians="median_tpot_ms" in document, arrivals=arrivals, refused=refused,
-        )
-    ]  # fmt: skip
+    return _serving(
+        where, document, name, keys, generator=_VLLM, model=text(document, "model_id"), failed=failed,
+        has_medians="median_tpot_ms" in document, arrivals=arrivals, refused=refused,
+    )  # fmt: skip
 
 
-def _sglang(where: str, document: Document, name: str) -> list[GeneratorRun]:
+def _sglang(where: str, document: Document, name: str) -> GeneratorRun:
     keys = {"latency_ms": "mean_e2e_latency_ms", "accepted": "accept_length"}
-    return [
-        _serving(
-            where, document, name, keys, generator=_SGLANG, model=text(document, "model_id", "model"),
-            has_medians="median_itl_ms" in document, arrivals=POISSON,
-        )
-    ]  # fmt: skip
+    return _serving(
+        where, document, name, keys, generator=_SGLANG, model=text(document, "model_id", "model"),
+        has_medians="median_itl_ms" in document, arrivals=POISSON,
+    )  # fmt: skip
 
 
-def _printed(where: str, document: Document, name: str) -> list[GeneratorRun]:
+def _printed(where: str, document: Document, name: str) -> GeneratorRun:
     """Read a printed table; SGLang's has no TPOT, whose mean is that of all tokens after the first."""
-    (run,) = _vllm(where, document, name)
+    run = _vllm(where, document, name)
     refused = run.refused
     if not {"max_concurrency", "request_rate"} & document.keys():
         refused = refused or (
@@ -140,7 +140,7 @@ def _printed(where: str, document: Document, name: str) -> list[GeneratorRun]:
     if math.isnan(tpot_ms):
         tpot_ms = ratio(run.latency_ms - run.ttft_ms, run.osl - 1.0)
     failed = 0.0 if math.isnan(run.failed) else run.failed
-    return [replace(run, generator=_PRINTED, tpot_ms=tpot_ms, failed=failed, refused=refused)]
+    return replace(run, generator=_PRINTED, tpot_ms=tpot_ms, failed=failed, refused=refused)
 
 
 _INFERENCEX = "InferenceX"
@@ -150,7 +150,7 @@ _SHORTEST, _LONGEST = 0.5, 1.05
 """Range of the mean output over the requested maximum: lengths are drawn from a share of it up to it."""
 
 
-def _inferencex(where: str, document: Document, name: str) -> list[GeneratorRun]:
+def _inferencex(where: str, document: Document, name: str) -> GeneratorRun:
     """Read a result of vLLM's benchmark after InferenceX: times in seconds, throughputs per GPU.
 
     Counts of requests and tokens are left out, but the means determine them: outputs by latency = TTFT +
@@ -174,28 +174,26 @@ def _inferencex(where: str, document: Document, name: str) -> list[GeneratorRun]
         refused = "it has no mean_e2el, which determines the tokens of outputs"
     elif most > 0.0 and not _SHORTEST * most <= osl <= _LONGEST * most:
         refused = f"its means are inconsistent: they make {osl:.4g} tokens of an output of up to {most:g}"
-    return [
-        GeneratorRun(
-            where, name, _INFERENCEX, text(document, "model"),
-            requests=requests,
-            isl=ratio(osl * input_tput, output_tput),
-            osl=osl,
-            ttft_ms=ttft_s * MS_PER_S,
-            tpot_ms=tpot_s * MS_PER_S,
-            latency_ms=latency_s * MS_PER_S,
-            has_medians="median_tpot" in document,
-            clients=clients if math.isfinite(clients) else math.nan,
-            duration_s=ratio(requests, ratio(output_tput * gpus, osl)),
-            drafts="" if drafts.lower() in _PLAIN_DECODING else f"spec_decoding is {drafts[:20]}",
-            refused=refused,
-        )
-    ]  # fmt: skip
+    return GeneratorRun(
+        where, name, _INFERENCEX, text(document, "model"),
+        requests=requests,
+        isl=ratio(osl * input_tput, output_tput),
+        osl=osl,
+        ttft_ms=ttft_s * MS_PER_S,
+        tpot_ms=tpot_s * MS_PER_S,
+        latency_ms=latency_s * MS_PER_S,
+        has_medians="median_tpot" in document,
+        clients=clients if math.isfinite(clients) else math.nan,
+        duration_s=ratio(requests, ratio(output_tput * gpus, osl)),
+        drafts="" if drafts.lower() in _PLAIN_DECODING else f"spec_decoding is {drafts[:20]}",
+        refused=refused,
+    )  # fmt: skip
 
 
 _INFERENCE_PERF = "inference-perf"
 
 
-def _inference_perf(where: str, document: Document, name: str) -> list[GeneratorRun]:
+def _inference_perf(where: str, document: Document, name: str) -> GeneratorRun:
     """Read one stage of a report, or refuse that of all stages. Times are in seconds.
 
     Reports from before its issue 564 counted the tokens of a stream about twice, so that their means are
@@ -215,25 +213,23 @@ def _inference_perf(where: str, document: Document, name: str) -> list[Generator
     def mean_ms(key: str) -> float:
         return mean(part(answered, "latency"), key) * MS_PER_S
 
-    return [
-        GeneratorRun(
-            where, name, _INFERENCE_PERF,
-            requests=requests,
-            failed=number(where, part(document, "failures"), "count"),
-            isl=mean(answered, "prompt_tokens", "prompt_len"),
-            osl=mean(answered, "output_len", "output_tokens"),
-            ttft_ms=mean_ms("time_to_first_token"),
-            tpot_ms=mean_ms("time_per_output_token"),
-            latency_ms=mean_ms("request_latency"),
-            clients=clients,
-            # with clients the rate is a result, not the requested rate
-            rate_per_s=math.nan if clients >= 1.0 else number(where, load, "requested_rate"),
-            duration_s=duration_s if duration_s > 0.0 else ratio(requests, throughput),
-            refused=""
-            if "requested_rate" in load
-            else "it combines all stages; give a single stage's stage_N_lifecycle_metrics.json",
-        )
-    ]  # fmt: skip
+    return GeneratorRun(
+        where, name, _INFERENCE_PERF,
+        requests=requests,
+        failed=number(where, part(document, "failures"), "count"),
+        isl=mean(answered, "prompt_tokens", "prompt_len"),
+        osl=mean(answered, "output_len", "output_tokens"),
+        ttft_ms=mean_ms("time_to_first_token"),
+        tpot_ms=mean_ms("time_per_output_token"),
+        latency_ms=mean_ms("request_latency"),
+        clients=clients,
+        # with clients the rate is a result, not the requested rate
+        rate_per_s=math.nan if clients >= 1.0 else number(where, load, "requested_rate"),
+        duration_s=duration_s if duration_s > 0.0 else ratio(requests, throughput),
+        refused=""
+        if "requested_rate" in load
+        else "it combines all stages; give a single stage's stage_N_lifecycle_metrics.json",
+    )  # fmt: skip
 
 
 _GUIDELLM = "guidellm"
@@ -246,16 +242,7 @@ def _is_guidellm(document: Document) -> bool:
     return isinstance(listed, list) and all(isinstance(b, Mapping) and "metrics" in b for b in listed)
 
 
-def _guidellm(where: str, document: Document, name: str) -> list[GeneratorRun]:
-    if not document["benchmarks"]:
-        raise TableError(f"{where}: a report without benchmarks; was the run cut off?")
-    return [
-        _guidellm_benchmark(f"{where}, benchmark {i}", one, f"{name} {i}")
-        for i, one in enumerate(document["benchmarks"], start=1)
-    ]
-
-
-def _guidellm_benchmark(where: str, one: Document, name: str) -> GeneratorRun:
+def _guidellm(where: str, one: Document, name: str) -> GeneratorRun:
     """Read a benchmark. The strategy moved from ``args`` to ``config`` in 0.4.
 
     In every release, ``inter_token_latency_ms`` is the time per token after the first, whose mean weights
@@ -316,7 +303,7 @@ def _is_aiperf(document: Document) -> bool:
     return "input_config" in document and ("request_throughput" in document or "aiperf_version" in document)
 
 
-def _aiperf(where: str, document: Document, name: str) -> list[GeneratorRun]:
+def _aiperf(where: str, document: Document, name: str) -> GeneratorRun:
     """Read an export of aiperf (profile_export_aiperf.json) or its predecessor (.._genai_perf.json)."""
 
     def mean(metric: str) -> float:
@@ -344,26 +331,24 @@ def _aiperf(where: str, document: Document, name: str) -> list[GeneratorRun]:
         requests = throughput * duration_s
     failed = mean("error_request_count")
     isl = mean("input_sequence_length")
-    return [
-        GeneratorRun(
-            where, name, _AIPERF if "aiperf_version" in document else "genai-perf", _aiperf_model(config),
-            requests=requests,
-            failed=0.0 if math.isnan(failed) else failed,
-            isl=isl,
-            osl=mean("output_sequence_length"),
-            ttft_ms=mean_ms("time_to_first_token"),
-            # per request (latency - TTFT) / (tokens - 1): other tools call it TPOT
-            tpot_ms=mean_ms("inter_token_latency"),
-            latency_ms=mean_ms("request_latency"),
-            has_medians="p50" in part(document, "inter_token_latency"),
-            duration_s=duration_s,
-            length_spread=spread_of_std(isl, number(where, part(document, "input_sequence_length"), "std")),
-            **load,
-        )
-    ]  # fmt: skip
+    return GeneratorRun(
+        where, name, _AIPERF if "aiperf_version" in document else "genai-perf", _aiperf_model(config),
+        requests=requests,
+        failed=0.0 if math.isnan(failed) else failed,
+        isl=isl,
+        osl=mean("output_sequence_length"),
+        ttft_ms=mean_ms("time_to_first_token"),
+        # per request (latency - TTFT) / (tokens - 1): other tools call it TPOT
+        tpot_ms=mean_ms("inter_token_latency"),
+        latency_ms=mean_ms("request_latency"),
+        has_medians="p50" in part(document, "inter_token_latency"),
+        duration_s=duration_s,
+        length_spread=spread_of_std(isl, number(where, part(document, "input_sequence_length"), "std")),
+        **load,
+    )  # fmt: skip
 
 
-def _aiperf_requests(where: str, document: Document, name: str) -> list[GeneratorRun]:
+def _aiperf_requests(where: str, document: Document, name: str) -> GeneratorRun:
     """Read single requests: clients of a closed loop if most start when one ends, else a rate."""
     taken = [one for one in document[REQUESTS] if part(one, "metadata").get("benchmark_phase") != "warmup"]
     failures = [one.get("error") or part(one, "metadata").get("was_cancelled") for one in taken]
@@ -392,13 +377,11 @@ def _aiperf_requests(where: str, document: Document, name: str) -> list[Generato
         mean_of(value for value in (_metric(where, one, key) for one in answered) if not math.isnan(value))
         for key in ("time_to_first_token", "inter_token_latency", "request_latency", "output_sequence_length")
     )
-    return [
-        GeneratorRun(
-            where, name, _AIPERF, requests=float(len(answered)), failed=float(len(taken) - len(answered)),
-            isl=mean_of(lengths), osl=osl, ttft_ms=ttft_ms, tpot_ms=tpot_ms, latency_ms=latency_ms,
-            duration_s=float(ends_s[-1]), length_spread=spread_of(lengths), **load,
-        )
-    ]  # fmt: skip
+    return GeneratorRun(
+        where, name, _AIPERF, requests=float(len(answered)), failed=float(len(taken) - len(answered)),
+        isl=mean_of(lengths), osl=osl, ttft_ms=ttft_ms, tpot_ms=tpot_ms, latency_ms=latency_ms,
+        duration_s=float(ends_s[-1]), length_spread=spread_of(lengths), **load,
+    )  # fmt: skip
 
 
 def _metric(where: str, request: Document, name: str) -> float:
@@ -448,7 +431,7 @@ FORMATS: Final = (
     Format(_SGLANG, _has("total_output_tokens_retokenized", "dataset_name"), _sglang),
     Format(_VLLM, _has("tokenizer_id", "num_prompts", "request_throughput"), _vllm),
     Format(_INFERENCE_PERF, _has("load_summary", "successes", "failures"), _inference_perf),
-    Format(_GUIDELLM, _is_guidellm, _guidellm),
+    Format(_GUIDELLM, _is_guidellm, _guidellm, "benchmarks"),
     Format(_AIPERF, _is_aiperf, _aiperf),
     Format(_AIPERF, _has(REQUESTS), _aiperf_requests),
     Format(_INFERENCEX, _has("hw", "conc", "framework", "tput_per_gpu"), _inferencex),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+from typing import Final
 
 from fastroof.units import MS_PER_S
 
@@ -91,22 +91,13 @@ class GeneratorRun:
         return math.isfinite(self.rate_per_s) and self.rate_per_s > 0.0
 
 
-class _InFlight(NamedTuple):
-    """Requests in flight and how that is known, or why a run is not in a steady state."""
-
-    refused: str = ""
-    concurrency: float = math.nan
-    concurrency_from: str = ""
-    requests_per_client: float = math.nan
-    running: float = math.nan
-
-
 def with_concurrency(run: GeneratorRun) -> GeneratorRun:
     """Return a run with its requests in flight, or with the reason why no fit should use it."""
-    refused = run.refused or _refusal(run)
-    in_flight = _InFlight(refused) if refused else _in_flight(run)
     drafts = run.drafts or ("" if math.isnan(run.accepted) else f"{run.accepted:.3g} tokens a step")
-    return replace(run, drafts=drafts, **in_flight._asdict())
+    run = replace(run, drafts=drafts, refused=run.refused or _refusal(run))
+    if not run.refused:
+        run = _open(run) if run.has_rate else _closed(run)
+    return replace(run, concurrency_from="") if run.refused else run
 
 
 def _refusal(run: GeneratorRun) -> str:
@@ -138,24 +129,21 @@ def _refusal(run: GeneratorRun) -> str:
     return ""
 
 
-def _in_flight(run: GeneratorRun) -> _InFlight:
-    latency_s = run.latency_s
-    if run.has_rate:
-        return _open(run, latency_s)
-    clients = run.clients
+def _closed(run: GeneratorRun) -> GeneratorRun:
+    clients, refused = run.clients, ""
     if not clients >= 1.0:
-        return _InFlight(
+        refused = (
             "neither a number of clients nor a rate limited its requests: all were sent together, which is "
             "not a steady state; limit them (--max-concurrency or --concurrency)"
         )
+        return replace(run, refused=refused)
     rounds = run.requests / clients
-    refused = ""
     if rounds < LEAST_ROUNDS:
         refused = (
             f"{run.requests:g} requests for {clients:g} clients: with fewer than {LEAST_ROUNDS:g} each "
             f"they are never in a steady state; send {5 * clients:g} or more"
         )
-    elif (busy := run.requests * latency_s / run.duration_s) < LEAST_BUSY * clients:
+    elif (busy := run.requests * run.latency_s / run.duration_s) < LEAST_BUSY * clients:
         refused = (
             f"a mean of {busy:.3g} of {clients:g} clients were busy: the generator did not keep up, or "
             "waited between requests"
@@ -164,31 +152,34 @@ def _in_flight(run: GeneratorRun) -> _InFlight:
         refused = (
             f"its figures are inconsistent: {clients:g} clients cannot have {busy:.3g} requests in flight"
         )
+    run = replace(run, refused=refused, requests_per_client=rounds)
     if refused:
-        return _InFlight(refused, requests_per_client=rounds)
+        return run
     known_from = run.concurrency_from or "clients of a closed loop"
-    return _InFlight("", clients, known_from, rounds, busy)
+    return replace(run, concurrency=clients, concurrency_from=known_from, running=busy)
 
 
-def _open(run: GeneratorRun, latency_s: float) -> _InFlight:
-    rate = run.rate_per_s
+def _open(run: GeneratorRun) -> GeneratorRun:
+    rate, latency_s = run.rate_per_s, run.latency_s
     if not run.ttft_ms > 0.0 and math.isnan(run.latency_ms):
-        return _InFlight("a rate without TTFT or latency does not determine the load")
+        return replace(run, refused="a rate without TTFT or latency does not determine the load")
     sending_s = run.duration_s - latency_s
     if not sending_s > latency_s:
-        return _InFlight(
+        refused = (
             f"it lasted {run.duration_s:.4g} s, a request {latency_s:.4g} s: in less than the time "
             "of two requests, start and end are most of the run; send more"
         )
+        return replace(run, refused=refused)
     # the last answer comes one latency after the last request; by chance a few more or fewer arrive
     sent = run.requests / sending_s
     chance = 2.0 / math.sqrt(run.requests) if run.arrivals == POISSON else 0.0
     waits = not run.ttft_ms < MOST_WAITING * latency_s * MS_PER_S
     if sent < ((KEEPS_UP if waits else NEVER_SENT) - chance) * rate:
-        return _InFlight(
+        refused = (
             f"{rate:.4g} requests/s were requested and {sent:.4g} answered: they pile up, so that "
             "there is no steady state; send fewer, or limit them"
         )
+        return replace(run, refused=refused)
     rate = min(rate, sent) if chance else rate
     met = running = rate * latency_s
     source = f"Little's law, {rate:.4g}/s x {latency_s:.4g} s"
@@ -198,4 +189,4 @@ def _open(run: GeneratorRun, latency_s: float) -> _InFlight:
         source = f"{source}, arrivals assumed to be evenly spaced"
     if run.clients >= 1.0:
         met = min(met, run.clients)
-    return _InFlight("", max(met, 1.0), source, running=running)
+    return replace(run, concurrency=max(met, 1.0), concurrency_from=source, running=running)
