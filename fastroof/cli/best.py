@@ -10,7 +10,7 @@ import typer
 
 from fastroof.cli.best_answer import deployment_document, print_answer, print_how_to_run, print_saved
 from fastroof.cli.option_groups import ENGINE_FACTS
-from fastroof.cli.options import GPU_NAMES, LIMITS_MS, Json, limited_percentile, option
+from fastroof.cli.options import GPU_NAMES, LIMITS_MS, Json, flag_of, limited_percentile, option
 from fastroof.cli.output import duration, print_json, print_line
 from fastroof.cli.shared_budget import TRAFFIC, one_for_all, print_shares, shared_document, shared_question
 from fastroof.command_group import Group, GroupValues, taking
@@ -359,7 +359,7 @@ _FLAGS: Final = {**TRAFFIC, "total_gpus": "--gpus"}
 
 
 def _flag(name: str) -> str:
-    return _FLAGS.get(name, f"--{name.replace('_', '-')}")
+    return _FLAGS.get(name, flag_of(name))
 
 
 def _check_question(spec: Path | None, model: list[str] | None, given: dict[str, Any]) -> None:

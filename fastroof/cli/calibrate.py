@@ -11,7 +11,7 @@ import typer
 from fastroof.cli.checkout import CheckoutCommand
 from fastroof.cli.gpu_tables import tables_of
 from fastroof.cli.named_plans import DRAFTS
-from fastroof.cli.options import FolderGpu, Json
+from fastroof.cli.options import FolderGpu, Json, flag_of
 from fastroof.cli.output import print_json
 from fastroof.cli.own_runs import OWN_DATA, own_document, own_runs_of, print_own_fit
 from fastroof.command_group import GroupValues, taking
@@ -80,7 +80,7 @@ def calibrate(
     loaded = tables_of(tables, own.gpu or gpu, source)
     words = ["fastroof", "calibrate", *(f"--runs={path}" for path in data["runs"] or ())]
     alone = ((name, data[name]) for name in ("steps", "engine_args", *DRAFTS))
-    words += [f"--{name.replace('_', '-')}={value}" for name, value in alone if value is not None]
+    words += [f"{flag_of(name)}={value}" for name, value in alone if value is not None]
     fitted = fit_own_runs(
         own,
         loaded,

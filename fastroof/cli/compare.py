@@ -125,14 +125,8 @@ def _document(comparison: Comparison) -> dict[str, Any]:
     return {
         "model": comparison.model,
         "gpu": comparison.gpu,
-        "tp": comparison.layout.tp,
-        "dp": comparison.layout.dp,
-        "ep": comparison.layout.ep,
-        "moe_tp": comparison.layout.moe_tp,
-        "dtype": comparison.dtype,
-        "engine": comparison.engine,
-        "constants": comparison.constants,
-        "trees": comparison.trees,
+        **{size: getattr(comparison.layout, size) for size in ("tp", "dp", "ep", "moe_tp")},
+        **{name: getattr(comparison, name) for name in ("dtype", "engine", "constants", "trees")},
         "steps": [_step_document(compared) for compared in comparison.steps],
     }
 

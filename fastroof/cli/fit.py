@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.option_groups import LIMITS, OUTSIDE_STEPS, TABLES, number_or_engine, plan_options
-from fastroof.cli.options import Json, Model, option
+from fastroof.cli.option_groups import LIMITS, OUTSIDE_STEPS, TABLES, numbers_or_engine, plan_options
+from fastroof.cli.options import Json, Model, flag_of, option
 from fastroof.cli.output import percent, print_facts, print_json, print_line, print_records, print_table
 from fastroof.cli.workload_options import parse_sizes
 from fastroof.command_group import Group, GroupValues, taking
@@ -110,9 +110,7 @@ def fit(
     import fastroof
     from fastroof.defaults import DEFAULT_GPU
 
-    given: dict[str, Any] = {
-        name: number_or_engine(f"--{name.replace('_', '-')}", limits[name]) for name in LIMITS
-    }
+    given: dict[str, Any] = dict(numbers_or_engine(limits))
     gpu: Any = measured["gpu"] or DEFAULT_GPU
     if tpot is None:
         alone = {"--kv-len": kv_len, "--batch-size": batch_size, "--tables": measured["tables"]}
@@ -124,7 +122,7 @@ def fit(
         given["tpot_ms"] = tpot
         sizes = {"kv_len": kv_len, "batch_size": batch_size}
         for name, text in sizes.items():
-            given[name] = None if text is None else parse_sizes(f"--{name.replace('_', '-')}", text)
+            given[name] = None if text is None else parse_sizes(flag_of(name), text)
         gpu, given["tables"] = gpu_and_tables(**measured)
     answer = fastroof.fit(model, gpu, max_model_len=max_model_len, **room, **given, **plan)
     if as_json:

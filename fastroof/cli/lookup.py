@@ -12,7 +12,7 @@ from typer.core import TyperGroup
 from fastroof.cli.completion import fast_arguments, run_few_loops_plain
 from fastroof.cli.gpu_tables import measured_tables
 from fastroof.cli.option_groups import TABLES
-from fastroof.cli.options import Json, option
+from fastroof.cli.options import Json, flag_of, option
 from fastroof.cli.output import percent, print_json, print_table
 from fastroof.cli.workload_options import parse_sizes
 from fastroof.columns import ORIGINS
@@ -121,8 +121,7 @@ def _look_up(
 
     texts = tuple(key.name for key in operator.keys if key.kind == "text")
     given = {
-        name: value if name in texts else parse_sizes(f"--{name.replace('_', '-')}", value)
-        for name, value in options.items()
+        name: value if name in texts else parse_sizes(flag_of(name), value) for name, value in options.items()
     }
     if max((len(sizes) for sizes in given.values() if isinstance(sizes, list)), default=1) <= MOST_PLAIN:
         run_few_loops_plain()

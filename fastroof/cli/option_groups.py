@@ -7,11 +7,11 @@ are read from there.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import shown
-from fastroof.cli.options import Gpu, Source, TablesPath, option
+from fastroof.cli.options import Gpu, Source, TablesPath, flag_of, option
 from fastroof.command_group import Group, GroupValues
 from fastroof.errors import SimulationError
 from fastroof.plan.options import OPTIONS
@@ -45,7 +45,7 @@ def plan_options(*, without: Collection[str] = (), only: Collection[str] = ()) -
         if name in _ELSEWHERE or name in without or (only and name not in only):
             continue
         # a flag that is off by default needs no word to turn it off
-        flag = (f"--{name.replace('_', '-')}",) if field.default is False else ()
+        flag = (flag_of(name),) if field.default is False else ()
         own = field.metadata["flag"]
         names = (own,) if own else flag
         kind = _TYPES.get(str(field.type).removesuffix(" | None"), str)
@@ -117,9 +117,7 @@ ENGINE_SETTINGS: Final[Group] = {
 
 def engine_settings(given: GroupValues) -> dict[str, Any]:
     """Return the arguments of :func:`fastroof.simulate` that options of ENGINE_SETTINGS are."""
-    settings = dict(given)
-    for name in ("max_num_batched_tokens", "max_num_seqs", "block_size"):
-        settings[name] = number_or_engine(f"--{name.replace('_', '-')}", given[name])
+    settings = given | numbers_or_engine(given, (*LIMITS, "block_size"))
     settings["timeout_s"] = settings.pop("timeout")
     return settings
 
@@ -146,7 +144,12 @@ def simulated_plan(
 
 def step_limits(given: GroupValues, own: Scheduling) -> StepLimits:
     """Return the limits given, else the engine's own."""
-    return own.step_limits(*(number_or_engine(f"--{name.replace('_', '-')}", given[name]) for name in LIMITS))
+    return own.step_limits(*numbers_or_engine(given).values())
+
+
+def numbers_or_engine(given: GroupValues, names: Iterable[str] = LIMITS) -> dict[str, int | None]:
+    """Read the numbers of some options; None for the engine's own default."""
+    return {name: number_or_engine(flag_of(name), given[name]) for name in names}
 
 
 def number_or_engine(name: str, text: str) -> int | None:

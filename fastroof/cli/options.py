@@ -52,6 +52,11 @@ def option(
     return Annotated[kind, typer.Option(*names, metavar=metavar, help=help_text, **settings)], default
 
 
+def flag_of(name: str) -> str:
+    """Return the option of a parameter: ``--max-num-seqs`` of ``max_num_seqs``."""
+    return f"--{name.replace('_', '-')}"
+
+
 LIMITS_MS: Final[Group] = {
     "ttft": option(float, "Maximum time to first token.", "MS"),
     "tpot": option(float, "Maximum mean time per output token of a request.", "MS"),

@@ -260,12 +260,7 @@ def _print_steps(summary: StepSummary) -> None:
 
 
 _STEP: Final[dict[str, Callable[[BestStep], str]]] = {
-    "model": attribute("model"),
-    "tp": attribute("tp"),
-    "pp": attribute("pp"),
-    "dp": attribute("dp"),
-    "ep": attribute("ep"),
-    "dtype": attribute("dtype"),
+    **{name: attribute(name) for name in ("model", "tp", "pp", "dp", "ep", "dtype")},
     "kv dtype": attribute("kv_dtype"),
     "kv_len": attribute("kv_len", ","),
     "batch": lambda best: f"{best.batch_size:,}" if best.batch_size else "-",

@@ -173,10 +173,7 @@ def write_extras(report: Validation, csv_path: Path | None, plot: Path | None) -
 def document(report: Validation, groups: Sequence[ErrorGroup]) -> dict[str, Any]:
     """Return a report for JSON."""
     return {
-        "version": report.version,
-        "gpu": report.gpu,
-        "tables_hash": report.tables_hash,
-        "engine": report.engine,
+        **{name: getattr(report, name) for name in ("version", "gpu", "tables_hash", "engine")},
         "groups": [{"by" if k == "values" else k: v for k, v in g._asdict().items()} for g in groups],
         "left_out": [entry._asdict() for entry in report.left_out],
     }
@@ -242,11 +239,11 @@ def print_groups(groups: Sequence[ErrorGroup]) -> None:
         print_line("nothing could be judged")
         return
     columns: dict[str, Callable[[ErrorGroup], str]] = {
-        "quantity": lambda group: group.quantity,
-        "data set": lambda group: group.dataset,
+        "quantity": attribute("quantity"),
+        "data set": attribute("dataset"),
         **{name: partial(_value_words, name) for name in groups[0].values},
-        "kind": lambda group: group.kind,
-        "rows": lambda group: f"{group.rows}",
+        "kind": attribute("kind"),
+        "rows": attribute("rows"),
         **{head: attribute(head.lower(), ".1%") for head in ("MAPE", "median", "p90")},
         "bias": attribute("bias", "+.1%"),
         "aic": lambda group: _peer(group, f"{group.aic_mape:.1%}"),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from fastroof.checks import shown
-from fastroof.cli.options import option
+from fastroof.cli.options import flag_of, option
 from fastroof.cli.output import counted, print_line
 from fastroof.command_group import Group, warn
 from fastroof.errors import BackendError, BatchError, LookupInputError, TraceError
@@ -117,16 +117,12 @@ _FIELDS: Final = {
 }
 
 
-def _flag(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def workload_requests(**options: Any) -> Trace | Workload:
     """Return the trace or the workload that the options of WORKLOAD describe."""
     given = {name: value for name, value in options.items() if value not in (None, [])}
     reading = {name: given.pop(name) for name in READ if name in given}
-    drawn = [_flag(name) for name in DRAWN if name in given]
-    replayed = [_flag(name) for name in (*REPLAYED, "period") if name in given]
+    drawn = [flag_of(name) for name in DRAWN if name in given]
+    replayed = [flag_of(name) for name in (*REPLAYED, "period") if name in given]
     if drawn and replayed:
         raise TraceError(
             f"{', '.join(replayed)} replays a trace, {', '.join(drawn)} draws requests: give one of them; "
@@ -166,7 +162,7 @@ def _read_lengths(fields: dict[str, Any], reading: dict[str, Any]) -> dict[str, 
         if str(fields.get(name, "")).startswith("file:")
     }
     if reading and not names:
-        flags = " and ".join(map(_flag, reading))
+        flags = " and ".join(map(flag_of, reading))
         raise TraceError(f"{flags} needs a trace: give --trace FILE, --isl file:FILE or --osl file:FILE")
     traces = {path: load_lengths(path, **reading) for path in dict.fromkeys(names.values())}
     for path, trace in traces.items():

@@ -27,6 +27,7 @@ from fastroof.evidence.kernel_times import COSTS, ROUNDS, KernelTimes, joined, k
 from fastroof.evidence.own_runs import OwnRow, OwnRuns
 from fastroof.evidence.steps.measured_steps import MeasuredStep
 from fastroof.evidence.suspect_kernels import SuspectKernel, operator_times, suspect_kernels
+from fastroof.evidence.validation import step_profile
 from fastroof.tables import Tables
 
 RESAMPLES: Final = 400
@@ -98,7 +99,7 @@ def fit_own_runs(
     gpus = {row.gpu for row in rows} | {step.gpu for step in steps}
     if gpus != {tables.gpu.name}:
         raise TableError(f"the runs are of {', '.join(sorted(gpus))}, but the tables of {tables.gpu.name}")
-    profiles = dict.fromkeys([*(row.engine_profile for row in rows), *map(_profile_of, steps)])
+    profiles = dict.fromkeys([*(row.engine_profile for row in rows), *map(step_profile, steps)])
     if len({(profile.engine, profile.name) for profile in profiles}) > 1:
         names = ", ".join(profile.name for profile in profiles)
         raise TableError(f"runs of {names} are of several engines or ranges of versions; fit each separately")
@@ -159,12 +160,6 @@ def _taken(measured: OwnRuns) -> tuple[tuple[OwnRow, ...], tuple[MeasuredStep, .
             "steps of the engine"
         )
     return measured.taken, steps, left_out
-
-
-def _profile_of(step: MeasuredStep) -> EngineProfile:
-    """Return the profile that a step's costs are fitted from: without costs if no engine was timed."""
-    assert step.profile is not None
-    return step.profile if step.timed == "engine" else step.profile.kernels_alone()
 
 
 def _suspects(rows: Sequence[OwnRow], times: KernelTimes, tables: Tables) -> tuple[SuspectKernel, ...]:

@@ -125,7 +125,12 @@ def predict_row(
 ) -> RowPrediction:
     """Predict one row."""
     if prefill_plan is not None:
-        return _disaggregated(row, plan, prefill_plan, speculation)
+        # prefill workers run whole prompts
+        apart = estimate_disaggregated(
+            prefill_plan, plan, row.mean_isl, row.mean_osl, row.concurrency, row.prefill_workers,
+            row.decode_workers, row.schedule["max_num_batched_tokens"], speculation=speculation,
+        )  # fmt: skip
+        return RowPrediction(apart.ttft_ms, apart.tpot_ms)
     predicted = estimate_row(row, plan, speculation)
     ttft_ms = predicted.ttft_ms
     if row.prefix_tokens > 0:
@@ -145,24 +150,6 @@ def front_end_ms(front_end: FrontEnd, row: ServingRow) -> float:
         together = max(row.concurrency / row.dp - 1.0, 0.0) / row.requests_per_client
     server_ms = front_end.server_ms * (1.0 + together)
     return front_end.request_ms + server_ms + front_end.token_us * row.mean_isl / US_PER_MS
-
-
-def _disaggregated(
-    row: ServingRow, plan: StepPlan, prefill_plan: StepPlan, speculation: SpeculativeDecoding | None
-) -> RowPrediction:
-    """Predict a row with separate prefill workers; these run whole prompts."""
-    predicted = estimate_disaggregated(
-        prefill_plan,
-        plan,
-        row.mean_isl,
-        row.mean_osl,
-        row.concurrency,
-        row.prefill_workers,
-        row.decode_workers,
-        row.schedule["max_num_batched_tokens"],
-        speculation=speculation,
-    )
-    return RowPrediction(predicted.ttft_ms, predicted.tpot_ms)
 
 
 def predict_step_ms(step: MeasuredStep, plan: StepPlan, draft: StepPlan | None = None) -> float:

@@ -197,10 +197,8 @@ class NamedColumns(NamedTuple):
     @property
     def needed(self) -> list[str]:
         """All columns to read."""
-        roles = (self.arrival, self.input_tokens, self.output_tokens, self.cached_tokens, self.hash_ids)
-        times = (self.delay, self.context_mode, self.history_tokens)
-        links = (self.session, self.parent, self.request_id, *times)
-        return list(dict.fromkeys(name for name in (*roles, self.status, *self.others, *links) if name))
+        names = (name for name in (*self, *self.others) if isinstance(name, str) and name)
+        return list(dict.fromkeys(names))
 
 
 def aiperf_row(row: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -74,9 +75,7 @@ def list_tables(where: Where = None, gpu: FolderGpu = None, as_json: Json = Fals
 
 def _print_sources(sources: list[dict[str, Any]]) -> None:
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "gpu": lambda one: one["gpu"],
-        "source": lambda one: one["source"],
-        "kind": lambda one: one["kind"],
+        **{name: itemgetter(name) for name in ("gpu", "source", "kind")},
         "operators": lambda one: str(len(one["operators"])),
         "rows": lambda one: f"{sum(table['rows'] for table in one['operators']):,}",
         "serves": lambda one: _listed([table["operator"] for table in one["operators"] if table["serves"]]),
@@ -93,10 +92,9 @@ def _listed(operators: list[str], shown: int = 3) -> str:
 def _print_operators(sources: list[dict[str, Any]]) -> None:
     tables = [source | table for source in sources for table in source["operators"]]
     columns: dict[str, Callable[[dict[str, Any]], str]] = {
-        "gpu": lambda one: one["gpu"],
-        "source": lambda one: one["source"],
+        **{name: itemgetter(name) for name in ("gpu", "source")},
         "kind": lambda one: one["kind"] or "-",
-        "operator": lambda one: one["operator"],
+        "operator": itemgetter("operator"),
         "rows": lambda one: f"{one['rows']:,}",
         "rank": lambda one: "-" if one["rank"] is None else str(one["rank"]),
         "serves": lambda one: "yes" if one["serves"] else "no",

@@ -139,8 +139,7 @@ def _printed(where: str, document: Document, name: str) -> GeneratorRun:
     tpot_ms = run.tpot_ms
     if math.isnan(tpot_ms):
         tpot_ms = ratio(run.latency_ms - run.ttft_ms, run.osl - 1.0)
-    failed = 0.0 if math.isnan(run.failed) else run.failed
-    return replace(run, generator=_PRINTED, tpot_ms=tpot_ms, failed=failed, refused=refused)
+    return replace(run, generator=_PRINTED, tpot_ms=tpot_ms, refused=refused)
 
 
 _INFERENCEX = "InferenceX"
@@ -263,7 +262,6 @@ def _guidellm(where: str, one: Document, name: str) -> GeneratorRun:
     else:
         refused = f"strategy {kind or 'unknown'} has neither clients nor a rate; use concurrent"
     totals = part(one, "metrics", "request_totals") or part(one, "request_totals")
-    errored = number(where, totals, "errored")
 
     def mean(metric: str) -> float:
         return number(f"{where}, {metric}", part(one, "metrics", metric, "successful"), "mean")
@@ -274,7 +272,7 @@ def _guidellm(where: str, one: Document, name: str) -> GeneratorRun:
         where, name, _GUIDELLM,
         text(part(one, "worker"), "backend_model") or text(part(one, "config", "backend"), "model"),
         requests=number(where, totals, "successful"),
-        failed=0.0 if math.isnan(errored) else errored,
+        failed=number(where, totals, "errored"),
         isl=isl,
         osl=mean("output_token_count"),
         ttft_ms=mean("time_to_first_token_ms"),
@@ -329,12 +327,11 @@ def _aiperf(where: str, document: Document, name: str) -> GeneratorRun:
         duration_s = ratio(requests, throughput)
     if math.isnan(requests):
         requests = throughput * duration_s
-    failed = mean("error_request_count")
     isl = mean("input_sequence_length")
     return GeneratorRun(
         where, name, _AIPERF if "aiperf_version" in document else "genai-perf", _aiperf_model(config),
         requests=requests,
-        failed=0.0 if math.isnan(failed) else failed,
+        failed=mean("error_request_count"),
         isl=isl,
         osl=mean("output_sequence_length"),
         ttft_ms=mean_ms("time_to_first_token"),

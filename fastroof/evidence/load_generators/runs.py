@@ -94,7 +94,9 @@ class GeneratorRun:
 def with_concurrency(run: GeneratorRun) -> GeneratorRun:
     """Return a run with its requests in flight, or with the reason why no fit should use it."""
     drafts = run.drafts or ("" if math.isnan(run.accepted) else f"{run.accepted:.3g} tokens a step")
-    run = replace(run, drafts=drafts, refused=run.refused or _refusal(run))
+    # older files count only answered requests
+    failed = 0.0 if math.isnan(run.failed) else run.failed
+    run = replace(run, drafts=drafts, failed=failed, refused=run.refused or _refusal(run))
     if not run.refused:
         run = _open(run) if run.has_rate else _closed(run)
     return replace(run, concurrency_from="") if run.refused else run

@@ -72,17 +72,20 @@ def _step(path: Path, case: Mapping[str, Any], engine: EngineArguments) -> Measu
     new = tuple(query for query, _, _ in sizes)
     context = tuple(kv - query for query, kv, _ in sizes)
     drafts = max(draft for _, _, draft in sizes)
+    first = _first_rank(case)
+    is_drafted = first.get("timing_scope", TARGET_ONLY) != TARGET_ONLY
     return step_of_engine(
         engine, new, context, phase=phase_of(new, context, drafts), latency_us=float(us),
         num_draft_tokens=drafts, timed="forward", dataset=FORWARD_DATASET,
-        left_out=_why_not(case["ranks"], sizes, engine), drafted=_drafted(case["ranks"], engine),
+        left_out=_why_not(first, sizes, engine),
+        drafted=engine.drafts.num_draft_tokens if is_drafted and engine.drafts is not None else 0,
     )  # fmt: skip
 
 
-def _drafted(ranks: Sequence[Any], engine: EngineArguments) -> int:
-    """Return the draft tokens of a drafter that was timed with its target; 0 without."""
-    scope = ranks[0].get("timing_scope", TARGET_ONLY) if isinstance(ranks[0], Mapping) else TARGET_ONLY
-    return 0 if scope == TARGET_ONLY or engine.drafts is None else engine.drafts.num_draft_tokens
+def _first_rank(case: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return how a case was measured on its first GPU; empty if it is not stated."""
+    first = case["ranks"][0]
+    return first if isinstance(first, Mapping) else {}
 
 
 def _sizes(where: str, request: Any) -> tuple[int, int, int]:
@@ -97,9 +100,8 @@ def _sizes(where: str, request: Any) -> tuple[int, int, int]:
     return query, kv, drafts
 
 
-def _why_not(ranks: Sequence[Any], sizes: Sequence[tuple[int, int, int]], engine: EngineArguments) -> str:
+def _why_not(first: Mapping[str, Any], sizes: Sequence[tuple[int, int, int]], engine: EngineArguments) -> str:
     """Return why a case cannot be compared; empty if it can."""
-    first = ranks[0] if isinstance(ranks[0], Mapping) else {}
     if engine.layout.pp > 1:
         return "pipelines of stages are timed as a stream of micro-batches, which is not compared"
     if first.get("timing_scope", TARGET_ONLY) != TARGET_ONLY:
@@ -124,7 +126,7 @@ def _why_not(ranks: Sequence[Any], sizes: Sequence[tuple[int, int, int]], engine
 
 def notes_of(cases: Sequence[Mapping[str, Any]], has_experts: bool) -> list[str]:
     """Return messages about how cases were measured."""
-    firsts = [case["ranks"][0] for case in cases if isinstance(case["ranks"][0], Mapping)]
+    firsts = list(map(_first_rank, cases))
     notes = []
     if has_experts and any(first.get("routing") == "real" for first in firsts):
         notes.append(
