@@ -34,8 +34,7 @@ from fastroof.evidence.validation import (
     Skipped,
     is_taken,
     kernels_ms,
-    tpot_of,
-    ttft_of,
+    time_of,
 )
 from fastroof.tables import Tables, load_tables
 from fastroof.uncertainty.leave_one_out import NORMAL_80
@@ -171,9 +170,9 @@ def _times_on(
                 predicted = predict_row(row, plans.get(row, profile))
             except FastroofError:
                 continue
-            times.append(tpot_of(row, profile, predicted, kind))
+            times.append(time_of(row, profile, "tpot", predicted, kind))
             if not math.isnan(row.ttft_ms):
-                times.append(ttft_of(row, profile, predicted.ttft_ms, kind))
+                times.append(time_of(row, profile, "ttft", predicted, kind))
         served = _SERVED.get(way, profile_of_served)
         others = judge(evidence.independent, tables, served, Skipped())
         yield way, [*times, *others]

@@ -22,7 +22,7 @@ from fastroof.errors import FastroofError
 from fastroof.evidence.prediction_errors import PredictedTime
 from fastroof.evidence.predictions import Plans, RowPrediction, front_end_ms, predict_row
 from fastroof.evidence.rows import ServingRow
-from fastroof.evidence.validation import SPECULATIVE, Skipped, is_waiting, kernels_ms, tpot_of, ttft_of
+from fastroof.evidence.validation import SPECULATIVE, Skipped, is_waiting, kernels_ms, time_of
 
 SPLIT_NAMES: Final[Mapping[str, Callable[[ServingRow], Hashable]]] = MappingProxyType(
     {
@@ -125,14 +125,12 @@ def prompt_times(runs: Sequence[PredictedRun]) -> list[PromptTime]:
 
 def judged_times(runs: Sequence[PredictedRun], unseen: bool, skipped: Skipped) -> list[PredictedTime]:
     """Compare TPOT and TTFT of all runs with predictions."""
-    times = [
-        tpot_of(
-            run.row, run.profile, run.prediction, run.kind, not unseen and _is_fitted(run.row, run.profile)
-        )
-        for run in runs
-    ]
+    times = []
+    for run in runs:
+        is_fitted = not unseen and _is_fitted(run.row, run.profile)
+        times.append(time_of(run.row, run.profile, "tpot", run.prediction, run.kind, fitted=is_fitted))
     with_ttft = (run for run in runs if not math.isnan(run.row.ttft_ms))
-    return times + [ttft_of(run.row, run.profile, run.prediction.ttft_ms, run.kind) for run in with_ttft]
+    return times + [time_of(run.row, run.profile, "ttft", run.prediction, run.kind) for run in with_ttft]
 
 
 def _is_fitted(row: ServingRow, profile: EngineProfile) -> bool:

@@ -285,8 +285,8 @@ def _print_capacity(plan: StepPlan, most: Capacity) -> None:
     each = most.requests_per_session
     rows = [
         [
-            *([] if each is None else ["all at once" if rate == math.inf else f"{rate / each:,.4g}"]),
-            "all at once" if rate == math.inf else f"{rate:,.4g}",
+            *([] if each is None else [_rate_words(rate / each)]),
+            _rate_words(rate),
             "yes" if most.limits.holds(most.seen[rate]) else "no",
             f"{most.seen[rate].served_per_s:,.4g}",
             *(f"{value:,.4g}" for value in most.seen[rate].values_ms),
@@ -322,7 +322,7 @@ def _most_words(most: Capacity) -> str:
 
 def _print_fewest(plan: StepPlan, few: FewestReplicas) -> None:
     """Print the fewest replicas that keep the limits."""
-    rate = "all at once" if math.isinf(few.requests_per_s) else f"{few.requests_per_s:,.4g} requests/s"
+    rate = _rate_words(few.requests_per_s, " requests/s")
     if few.sessions_per_s is not None and math.isfinite(few.sessions_per_s):
         rate = f"{few.sessions_per_s:,.4g} sessions/s, {rate}"
     name = f"{_deployment_words(plan)}, {rate}"
@@ -364,6 +364,10 @@ def _print_hours(plan: StepPlan, hourly: HourlyReplicas) -> None:
         count = f"{each.replicas:,}" if each.replicas else f"over {max(each.seen):,}"
         rows.append([f"{hour}", f"{rate:,.4g}", count, *values])
     print_table(["hour", "requests/s", "replicas", *_limit_columns(limits)], rows)
+
+
+def _rate_words(per_s: float, unit: str = "") -> str:
+    return "all at once" if math.isinf(per_s) else f"{per_s:,.4g}{unit}"
 
 
 def _deployment_words(plan: StepPlan) -> str:

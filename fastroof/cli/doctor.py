@@ -13,6 +13,7 @@ from typing import Any, Final
 import typer
 
 from fastroof._version import __version__
+from fastroof.cli.gpu_tables import source_files
 from fastroof.cli.options import Json
 from fastroof.cli.output import print_facts, print_json, print_line, print_records, print_table
 
@@ -82,20 +83,19 @@ def _installed(package: str) -> str | None:
 def _tables() -> tuple[dict[str, list[str]], list[str]]:
     """Sources by GPU, of which nothing is read, and what is wrong with their folders."""
     from fastroof import gpu_names
-    from fastroof.load.by_name import has_imported, table_folders
+    from fastroof.load.by_name import has_imported
     from fastroof.load.rows import ENDINGS
 
     found: dict[str, list[str]] = {}
     problems = []
     for gpu in gpu_names():
-        for folder in table_folders(gpu):
-            for file in sorted(folder.glob("*/provenance.toml")):
-                sources = found.setdefault(gpu, [])
-                if file.parent.name not in sources:
-                    sources.append(file.parent.name)
-                has_tables = any(path.suffix in ENDINGS for path in file.parent.iterdir())
-                if not has_tables and not has_imported(file):
-                    problems.append(f"{file.parent} has no tables: import them again, or remove the folder")
+        for file in source_files(gpu):
+            sources = found.setdefault(gpu, [])
+            if file.parent.name not in sources:
+                sources.append(file.parent.name)
+            has_tables = any(path.suffix in ENDINGS for path in file.parent.iterdir())
+            if not has_tables and not has_imported(file):
+                problems.append(f"{file.parent} has no tables: import them again, or remove the folder")
     return found, problems
 
 

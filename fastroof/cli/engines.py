@@ -11,7 +11,6 @@ from fastroof.cli.output import percent, print_json, print_line, print_records, 
 
 if TYPE_CHECKING:
     from fastroof.engines import EngineProfile, KvMemory, MixedAttention, OperatorKernel
-    from fastroof.engines.scheduling import Scheduling
 
 _COSTS: Final = {
     "step_us": "step",
@@ -66,7 +65,9 @@ def engines(as_json: Json = False) -> None:
         "newest rules": lambda one: one.rule_versions,
         "validated": lambda one: f"to {one.validated}" if one.validated else "",
         "unexplained": lambda one: percent(one.costs.residual or None),
-        "prompts": lambda one: _prompt_words(one.scheduling),
+        "prompts": lambda one: (
+            ("in chunks" if one.scheduling.chunked_prefill else "whole") + _ORDERS[one.scheduling.order]
+        ),
         "tokens a step": lambda one: f"{one.scheduling.max_num_batched_tokens:,}",
         "requests": lambda one: f"{one.scheduling.max_num_seqs:,}",
         "KV cache": lambda one: _KV_CACHE[one.memory.kv_reservation],
@@ -114,10 +115,6 @@ def _costs(profile: EngineProfile) -> list[tuple[str, str]]:
     )
     adds += [(f"{us:,g}", words) for us, words in outside if us]
     return adds or [("nothing", "")]
-
-
-def _prompt_words(scheduling: Scheduling) -> str:
-    return ("in chunks" if scheduling.chunked_prefill else "whole") + _ORDERS[scheduling.order]
 
 
 def _mixed_cells(name: str, figure: MixedAttention) -> tuple[str, ...]:

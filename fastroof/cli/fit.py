@@ -20,13 +20,6 @@ if TYPE_CHECKING:
     from fastroof.serving import Fit
     from fastroof.serving.largest_sizes import LargestSize
 
-_LIMITED_BY: Final = {
-    "memory": "memory",
-    "tpot": "--tpot",
-    "max_num_seqs": "--max-num-seqs",
-    "max_num_batched_tokens": "--max-num-batched-tokens",
-    "max_model_len": "--max-model-len",
-}
 EPILOG: Final = """\b
 Examples:
   fastroof fit --model qwen3-32b --gpu h100
@@ -180,6 +173,6 @@ def _print_largest(answer: Fit) -> None:
             "" if one.tokens_per_s_per_gpu is None else f"{one.tokens_per_s_per_gpu:,.0f}"
         ),
         "KV cache": lambda one: percent(one.kv_share),
-        "limited by": lambda one: _LIMITED_BY[one.limited_by],
+        "limited by": lambda one: "memory" if one.limited_by == "memory" else flag_of(one.limited_by),
     }
     print_records(answer.largest, columns, left=("", "limited by"))

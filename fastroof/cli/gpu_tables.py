@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fastroof.defaults import DATASHEET, DEFAULT_GPU, MEASURED
@@ -61,6 +62,13 @@ def import_progress(gpu: str) -> Iterator[Callable[[int, int, str], None]]:
             tell[0](done, total)
 
         yield progress
+
+
+def source_files(gpu: str) -> list[Path]:
+    """Return the provenance of each source of a GPU, which lies in the source's folder."""
+    from fastroof.load.by_name import table_folders
+
+    return [path for folder in table_folders(gpu) for path in sorted(folder.glob("*/provenance.toml"))]
 
 
 def parse_source(text: str | None) -> str | dict[str, str] | None:

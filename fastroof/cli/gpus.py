@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
+from fastroof.cli.gpu_tables import source_files
 from fastroof.cli.options import Json
 from fastroof.cli.output import print_json, print_records
 from fastroof.units import GB, GIB, TB, TFLOP
@@ -28,18 +29,11 @@ unknown), has_tables, tables (source names).
 def gpus(as_json: Json = False) -> None:
     """List the GPUs known by name, and their tables."""
     from fastroof import gpu_names, load_gpu
-    from fastroof.load.by_name import can_import, table_folders
+    from fastroof.load.by_name import can_import
 
     specs = [load_gpu(name) for name in gpu_names()]
     sources = {
-        spec.name: list(
-            dict.fromkeys(
-                path.parent.name
-                for folder in table_folders(spec.name)
-                for path in sorted(folder.glob("*/provenance.toml"))
-            )
-        )
-        for spec in specs
+        spec.name: list(dict.fromkeys(path.parent.name for path in source_files(spec.name))) for spec in specs
     }
     if as_json:
         print_json(

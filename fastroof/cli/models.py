@@ -219,9 +219,12 @@ def models(
         "format": lambda spec: spec.checkpoint.dtype,
         "layers": _layers,
         "hidden": lambda spec: str(spec.hidden),
-        "heads": lambda spec: _distinct(a.heads_text for a in _attentions(spec) if a.heads_text),
+        "heads": lambda spec: _distinct(
+            kind.attention.heads_text for kind in spec.kinds if kind.attention.heads_text
+        ),
         "window": lambda spec: (
-            _distinct(str(a.window) for a in _attentions(spec) if a.window is not None) or "-"
+            _distinct(str(kind.attention.window) for kind in spec.kinds if kind.attention.window is not None)
+            or "-"
         ),
         "MLP width, experts": lambda spec: _distinct(
             _width(kind.mlp) for kind in spec.kinds if hasattr(kind.mlp, "intermediate")
@@ -252,10 +255,6 @@ def _as_json(spec: ModelSpec) -> dict[str, Any]:
         **parameters,
         "layers": layers,
     }
-
-
-def _attentions(spec: ModelSpec) -> list[Any]:
-    return [kind.attention for kind in spec.kinds]
 
 
 def _layers(spec: ModelSpec) -> str:

@@ -30,6 +30,9 @@ default engine is {DEFAULT_ENGINE}.
 PlansArgument = Annotated[
     list[str], typer.Argument(metavar="PLAN...", help="MODEL[,KEY=VALUE...], as llama-3.1-70b,tp=4.")
 ]
+PlanArgument = Annotated[
+    str, typer.Argument(metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.")
+]
 GpuOption = Annotated[
     str | None,
     typer.Option(*GPU_NAMES, help="GPU of plans without gpu=, or path of a gpu.toml.  [default: h100]"),

@@ -229,15 +229,15 @@ def scaled(value: float, unit: str) -> str:
     return f"{value:.0f} {unit}" if value else ""
 
 
-_TIMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
+TIMES: Final = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "E2E"}
 
 
 def limit_words(name: str) -> str:
     """Write a limit's name: ``p99 TTFT`` for ``ttft_p99_ms``."""
     what, _, rest = name.partition("_")
-    if what not in _TIMES or not rest.endswith("_ms"):
+    if what not in TIMES or not rest.endswith("_ms"):
         return name
-    return f"{rest.removesuffix('_ms').replace('_', '.')} {_TIMES[what]}"
+    return f"{rest.removesuffix('_ms').replace('_', '.')} {TIMES[what]}"
 
 
 def range_words(row: Mapping[str, Any]) -> str:

@@ -318,13 +318,8 @@ def _cells(row: dict[str, Any], *, is_apart: bool) -> list[str]:
     cells += [number("ttft_ms"), number("tpot_ms", 2), number("request_latency_ms", 0)]
     cells.append(number("tokens_per_s_per_gpu", 0))
     if is_apart:
-        return [
-            *cells,
-            percent(row["prefill_load"]),
-            percent(row["kv_load"]),
-            number("decodes"),
-            number("wait_ms"),
-        ]
+        loads = [percent(row[name]) for name in ("prefill_load", "kv_load")]
+        return [*cells, *loads, number("decodes"), number("wait_ms")]
     cells.append(number("effective_concurrency"))
     for name in ("decode_step_us", "mixed_step_us"):
         cells.append(f"{row[name] / US_PER_MS:,.2f}" if row[name] else "-")

@@ -23,6 +23,7 @@ from fastroof.cli.option_groups import (
 from fastroof.cli.options import LIMITS_MS, Json, Model, limited_percentile, warn_beyond_context
 from fastroof.cli.output import (
     ORIGIN_WORDS,
+    TIMES,
     layout_suffix,
     percent,
     plan_words,
@@ -41,15 +42,8 @@ if TYPE_CHECKING:
     from fastroof import Simulation, StepPlan
 
 
-_TIMES: Final = {
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "itl_ms": "ITL",
-    "e2e_ms": "E2E",
-    "session_e2e_ms": "session",
-}
+_TIMES: Final = {f"{name}_ms": words for name, words in TIMES.items()} | {"session_e2e_ms": "session"}
 _SHOWN_TURNS: Final = 8
-_LIMITS: Final = {"ttft_ms": "TTFT", "tpot_ms": "TPOT", "e2e_ms": "E2E"}
 _ENDS: Final = {"timed_out": "timed out", "rejected": "rejected"}
 _STEPS: Final = {"decode_steps": "decodes", "mixed_steps": "decodes and prompts", "prefill_steps": "prompts"}
 
@@ -144,7 +138,7 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
             f"of {drawn['joules']:,.4g} J idle; power {drawn['basis']}"
         )
     if goodput := answers.get("goodput"):
-        limits = ", ".join(f"{_LIMITS[name]} {limit:g} ms" for name, limit in goodput["limits"].items())
+        limits = ", ".join(f"{_TIMES[name]} {limit:g} ms" for name, limit in goodput["limits"].items())
         rate, share = f"{goodput['requests_per_s']:,.4g} requests/s", percent(goodput["share"])
         facts["goodput"] = f"{rate}, {share} of all, within {limits}"
         flips = () if pairs is None else pairs["flips"]
@@ -153,7 +147,7 @@ def _facts(sim: Simulation, answers: dict[str, Any], pairs: dict[str, Any] | Non
             for name, is_kept in goodput["kept"].items()
         }
         facts[f"limits {_at(goodput['percentile'])}"] = ", ".join(
-            f"{_LIMITS[name]} {verdict}" for name, verdict in verdicts.items()
+            f"{_TIMES[name]} {verdict}" for name, verdict in verdicts.items()
         )
     if "autoscaling" in answers:
         facts |= _scaling_facts(answers["autoscaling"])

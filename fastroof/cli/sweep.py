@@ -426,9 +426,6 @@ def _say_how_to_resume(folder: Path) -> None:
     if not folder.is_dir():
         typer.echo("interrupted before there was anything to keep", err=True)
         return
-    words = [
-        "fastroof",
-        *(word for word in sys.argv[1:] if word not in ("--resume", "--restart")),
-        "--resume",
-    ]
-    typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {shlex.join(words)}", err=True)
+    again = (word for word in sys.argv[1:] if word not in ("--resume", "--restart"))
+    words = shlex.join(["fastroof", *again, "--resume"])
+    typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {words}", err=True)

@@ -144,15 +144,14 @@ def _meaning(
     name = spelled(flag)
     known = ENGINE_FLAGS.get(engine)
     if known is not None:
-        is_setting = name in known.switches or (name in known.settings and value is not None)
-        if is_setting and known.is_not_modelled(name):
+        if name in (*known.switches, *known.settings) and known.is_not_modelled(name):
             overlooked.append(flag)
         if name in known.settings and value is not None:
             return known.settings[name], value, f"{where}, {flag}"
         if name in known.switches:
             setting, on = known.switches[name]
             if value is not None and value.lower() in FALSE:
-                return setting, "true" if on == "false" else "false", f"{where}, {flag}"
+                on = "true" if on == "false" else "false"
             return setting, on, f"{where}, {flag}"
         if name in known.settings:
             raise TableError(f"{where}: {flag} needs a value")

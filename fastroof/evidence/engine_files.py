@@ -314,14 +314,11 @@ def _at(node: Any, place: Place) -> Any:
 def _words_of(container: Mapping[Any, Any]) -> tuple[str, ...]:
     """Return the image and all words of a container, those of a shell's command too, with its variables."""
     image, words = container.get("image"), list[str]()
-    for key in ("entrypoint", "command", "args"):
-        listed = container.get(key) or []
-        try:
-            words += map(str, listed) if isinstance(listed, list) else shlex.split(str(listed))
-        except ValueError:
-            return ()
     values = _variables(container.get("env", container.get("environment")))
     try:
+        for key in ("entrypoint", "command", "args"):
+            listed = container.get(key) or []
+            words += map(str, listed) if isinstance(listed, list) else shlex.split(str(listed))
         words += shlex.split(values.get("VLLM_ADDITIONAL_ARGS", ""))
     except ValueError:
         return ()

@@ -59,9 +59,8 @@ class OwnRuns:
     @property
     def gpu(self) -> str:
         """Return the GPU that it was measured on, by the first row; empty without any."""
-        if self.engines:
-            return self.engines[0].gpu
-        return self.steps[0].gpu if self.steps else ""
+        every: tuple[EngineArguments | MeasuredStep, ...] = (*self.engines, *self.steps)
+        return every[0].gpu if every else ""
 
     @property
     def taken(self) -> tuple[OwnRow, ...]:
@@ -90,12 +89,9 @@ def read_own_runs(
     if found.others:
         warnings.append(f"files that are not runs: {few(found.others)}")
     rows = []
+    given_path = None if engine_args is None else Path(engine_args)
     for run in found.runs:
-        path = (
-            Path(engine_args)
-            if engine_args is not None
-            else _arguments_file(run, {"engine": engine or None, **given})
-        )
+        path = given_path or _arguments_file(run, {"engine": engine or None, **given})
         if path not in engines:
             engines[path] = read_engine_arguments(path, given, engine=engine)
         rows.append(_row(run, engines[path]))

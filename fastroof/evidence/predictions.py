@@ -53,7 +53,7 @@ class Plans:
 
     def _of_row(self, row: ServingRow, layout: Layout, profile: EngineProfile, **more: Any) -> StepPlan:
         options = {"dtype": row.plan_dtype, "kv_dtype": row.kv_dtype, **more}
-        options.setdefault("max_num_batched_tokens", row.plan_tokens)
+        options.setdefault("max_num_batched_tokens", max(LARGEST_STEP, 2 * row.max_num_batched_tokens))
         return self.compiled(row.model, row.on_its_clock(profile), layout, **options)
 
     def speculation(self, row: ServingRow, plan: StepPlan) -> SpeculativeDecoding | None:
@@ -162,10 +162,8 @@ def predict_step_ms(step: MeasuredStep, plan: StepPlan, draft: StepPlan | None =
         times = plan.run(batch)
         total_us, head_us = float(times.latency_us[0]), float(times.components.logits_us[0])
     else:
-        return (
-            float(plan.step_us(StepBatch.from_requests([step.requests, *step.timed_together])).mean())
-            / US_PER_MS
-        )
+        every = StepBatch.from_requests([step.requests, *step.timed_together])
+        return float(plan.step_us(every).mean()) / US_PER_MS
     return (total_us - (head_us if step.timed == "forward" else 0.0) + drafting_us) / US_PER_MS
 
 

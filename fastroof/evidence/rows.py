@@ -183,11 +183,6 @@ class ServingRow(ServedModel):
         return 0 if recipe is None else recipe.steps_to_wait(self.isl, self.osl, self.tp, self.concurrency)
 
     @property
-    def plan_tokens(self) -> int:
-        """Tokens of the largest step that its plan must time."""
-        return max(LARGEST_STEP, 2 * self.max_num_batched_tokens)
-
-    @property
     def engine_seqs(self) -> int:
         """Maximum number of concurrent requests of its engine, for which vLLM reserves memory."""
         if self.max_num_seqs:

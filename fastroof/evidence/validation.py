@@ -111,11 +111,11 @@ def validate_own(
         predicted = RowPrediction(seen.ttft_ms, seen.tpot_ms)
         if row.run is not None:
             runs.append(compared_run(row, row.run, seen, reason))
-        tpot.append(tpot_of(row, profile, predicted, kind))
+        tpot.append(time_of(row, profile, "tpot", predicted, kind))
         if is_waiting(row):
             skipped[row.dataset, WAITS, "ttft"] += 1
         elif not math.isnan(row.ttft_ms):
-            ttft.append(ttft_of(row, profile, predicted.ttft_ms, kind))
+            ttft.append(time_of(row, profile, "ttft", predicted, kind))
     return Validation(
         tables.gpu.name,
         tables.content_hash,
@@ -279,25 +279,22 @@ def series_of(row: ServingRow) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def tpot_of(
-    row: ServingRow, profile: EngineProfile, predicted: RowPrediction, kind: str, fitted: bool = False
+def time_of(
+    row: ServingRow,
+    profile: EngineProfile,
+    name: str,
+    predicted: RowPrediction,
+    kind: str,
+    *,
+    fitted: bool = False,
 ) -> PredictedTime:
-    """Compare the TPOT of a run with its prediction."""
-    quantity, measured_ms = "decode" if row.is_single else "tpot", row.tpot_ms
-    times = {"measured_ms": measured_ms, "predicted_ms": predicted.tpot_ms, "aic_ms": row.aic_tpot_ms}
-    return _time(row, profile, quantity=quantity, kind=kind, fitted=fitted, **times)
-
-
-def ttft_of(row: ServingRow, profile: EngineProfile, predicted_ms: float, kind: str) -> PredictedTime:
-    """Compare the TTFT of a run with its prediction."""
-    times = {"measured_ms": row.ttft_ms, "predicted_ms": predicted_ms, "aic_ms": row.aic_ttft_ms}
-    return _time(row, profile, quantity="ttft", kind=kind, fitted=False, **times)
-
-
-def _time(row: ServingRow, profile: EngineProfile, **more: Any) -> PredictedTime:
+    """Compare the TTFT or TPOT of a run, by ``name``, with its prediction; one request's TPOT is a decode."""
     return predicted_time(
         row, profile, row=row.row, isl=row.isl, osl=row.osl, concurrency=row.concurrency,
-        architecture=row.whole_model, layout=str(row.layout), bench=row.bench_label, clock=row.clock, **more,
+        architecture=row.whole_model, layout=str(row.layout), bench=row.bench_label, clock=row.clock,
+        quantity="decode" if name == "tpot" and row.is_single else name, kind=kind,
+        measured_ms=getattr(row, f"{name}_ms"), predicted_ms=getattr(predicted, f"{name}_ms"),
+        aic_ms=getattr(row, f"aic_{name}_ms"), fitted=fitted,
     )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number, shown
+from fastroof.checks import is_number, is_whole_number, shown, whole_number
 from fastroof.documents import parse_json
 from fastroof.errors import TraceError
 from fastroof.traces.trace import HASH_IDS
@@ -65,8 +65,7 @@ class AgentRows:
 
     def __init__(self, what: str) -> None:
         self.what = what
-        names = ("t", "in", "out", HASH_IDS, "session", "parent", "delay_s")
-        self.values: dict[str, list[Any]] = {name: [] for name in names}
+        self.values: dict[str, list[Any]] = {name: [] for name in COLUMNS.needed}
         self.labels: list[str] = []
         self.block_size = 0
         self.sessions = 0
@@ -77,14 +76,12 @@ class AgentRows:
 
     def add(self, where: str, one: dict[str, Any]) -> None:
         """Add a session."""
-        size: Any = one.get("block_size")
-        if not is_whole_number(size, 1):
-            raise TraceError(f"{where}: block_size must be a whole number of at least 1, got {shown(size)}")
+        size = whole_number(f"{where}: block_size", one.get("block_size"), error=TraceError)
         if self.block_size not in (0, size):
             raise TraceError(
                 f"{where}: block_size is {size}, of earlier requests {self.block_size}: all must be equal"
             )
-        self.block_size = int(size)
+        self.block_size = size
         # local ids mean nothing to other sessions
         self.scope = 0 if one.get("hash_id_scope") == "global" else self.sessions + 1
         last: int | None = None

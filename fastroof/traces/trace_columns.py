@@ -75,7 +75,7 @@ class RawColumns:
     def missing(self, name: str) -> Bools:
         """Return which rows have no value: null, not a number, or an empty text."""
         column = self.decoded(name)
-        if _is_string(column.type):
+        if is_string(column.type):
             column = pc.if_else(pc.match_substring_regex(column, _NO_VALUE, ignore_case=True), None, column)
         # NaN of integers is an error of Arrow's
         has_nan = pa.types.is_floating(column.type)
@@ -85,7 +85,7 @@ class RawColumns:
     def zeros(self, name: str) -> Bools:
         """Return which rows have the number 0."""
         column, types = self.decoded(name), pa.types
-        if _is_string(column.type):
+        if is_string(column.type):
             found = pc.match_substring_regex(column, _ZERO)
         elif types.is_floating(column.type):
             # there is no comparison of half floats
@@ -110,7 +110,7 @@ class RawColumns:
     def seconds(self, name: str, per_s: float | None, time_zone: str | None = None) -> Floats:
         """Return arrivals in seconds after the earliest."""
         cells = column = self._complete(name)
-        if _is_string(column.type):
+        if is_string(column.type):
             column = self._read_times(name, column)
         if pa.types.is_date(column.type):
             column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
@@ -287,7 +287,8 @@ def _flat(column: pa.ChunkedArray) -> Array:
     return np.concatenate(parts) if parts else np.zeros(0, column.type.to_pandas_dtype())
 
 
-def _is_string(kind: pa.DataType) -> bool:
+def is_string(kind: pa.DataType) -> bool:
+    """Whether a column holds texts."""
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple
 
-from fastroof.checks import shown
+from fastroof.checks import one_of, shown
 from fastroof.errors import TraceError
 from fastroof.traces.trace import HASH_IDS
 from fastroof.units import MS_PER_S, NS_PER_S, US_PER_S
@@ -237,19 +237,15 @@ def own_columns(columns: Any) -> OwnColumns:
         field = "arrival" if unit in UNITS else ROLES.get(role, role)
         if role.startswith("delay_") and role.removeprefix("delay_") in UNITS:
             field, delay_per_s = "delay", UNITS[role.removeprefix("delay_")]
-        if (
-            len(pair) < 2
-            or field not in ROLES.values()
-            or not isinstance(pair[1], str)
-            or not pair[1].strip()
-        ):
+        name = pair[1].strip() if len(pair) > 1 and isinstance(pair[1], str) else ""
+        if field not in ROLES.values() or not name:
             raise TraceError(
                 f"columns must be ROLE=COLUMN such as {EXAMPLE_COLUMNS}, got "
                 f"{shown('='.join(map(str, pair)))}; roles are {ROLE_WORDS}"
             )
         if field in names:
-            raise TraceError(f"columns name {field} twice: {names[field]} and {pair[1].strip()}")
-        names[field] = pair[1].strip()
+            raise TraceError(f"columns name {field} twice: {names[field]} and {name}")
+        names[field] = name
         per_s = UNITS.get(unit, per_s)
     return OwnColumns(names, per_s, delay_per_s)
 
@@ -259,9 +255,7 @@ def trace_format(name: str | None, columns: Iterable[str], what: str) -> TraceFo
     if name is None:
         keys = [column_key(column) for column in columns]
         return next((one for one in FORMATS.values() if one.has(keys)), PLAIN)
-    if not isinstance(name, str) or name not in FORMATS:
-        raise TraceError(f"{what}: format must be one of {', '.join(FORMATS)}, got {shown(name)}")
-    return FORMATS[name]
+    return FORMATS[one_of(f"{what}: format", name, FORMATS, TraceError)]
 
 
 def find_column(name: str, columns: list[str], what: str) -> str:

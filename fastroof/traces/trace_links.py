@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from fastroof.arrays import Floats, Longs
 from fastroof.errors import TraceError
 from fastroof.traces.trace import MOST_SECONDS, MOST_TOKENS
-from fastroof.traces.trace_columns import RawColumns
+from fastroof.traces.trace_columns import RawColumns, is_string
 from fastroof.traces.trace_formats import NamedColumns
 
 ROW: Final = "\0row"
@@ -81,8 +81,8 @@ def _texts(raw: RawColumns, name: str) -> list[Any]:
 
 
 def _is_text_or_number(kind: pa.DataType) -> bool:
-    is_text = pa.types.is_string(kind) or pa.types.is_large_string(kind)
-    return bool(is_text or pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind))
+    types = pa.types
+    return is_string(kind) or bool(types.is_integer(kind) or types.is_floating(kind) or types.is_null(kind))
 
 
 def _is_list(kind: pa.DataType) -> bool:

@@ -82,7 +82,8 @@ def write_trace(trace: Trace, path: str | os.PathLike[str], format: str = "plain
 
 
 def _rows(trace: Trace, format: str) -> Iterator[dict[str, Any]]:
-    columns = [getattr(trace, column.name).tolist() for column in TRACE_COLUMNS]
+    names = [column.name for column in TRACE_COLUMNS]
+    columns = [getattr(trace, name).tolist() for name in names]
     for number, (arrival_s, prompt, output, cached) in enumerate(zip(*columns, strict=True)):
         if format == "llmservingsim":
             arrival = round(arrival_s * NS_PER_S)
@@ -94,5 +95,4 @@ def _rows(trace: Trace, format: str) -> Iterator[dict[str, Any]]:
                 row[HASH_IDS] = trace.hash_ids[start:stop].tolist()
             yield row
         else:
-            names = [column.name for column in TRACE_COLUMNS]
             yield dict(zip(names, (arrival_s, prompt, output, cached), strict=True))

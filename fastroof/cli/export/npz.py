@@ -7,7 +7,7 @@ from typing import Annotated, Final
 
 import typer
 
-from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, named_plans, plans_words
+from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, PlanArgument, named_plans, plans_words
 from fastroof.cli.options import option
 from fastroof.cli.output import percent
 from fastroof.cli.workload_options import parse_beside
@@ -49,12 +49,7 @@ SIZES: Final[Group] = {
 @taking(sizes=SIZES, measured=PLAN_TABLES)
 def npz(
     *,
-    plan: Annotated[
-        str,
-        typer.Argument(
-            metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.", show_default=False
-        ),
-    ],
+    plan: PlanArgument,
     output: Annotated[Path, typer.Option("--output", "-o", help="File to write (.npz).", show_default=False)],
     sizes: GroupValues,
     beside: Annotated[

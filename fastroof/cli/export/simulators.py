@@ -7,7 +7,14 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from fastroof.cli.named_plans import PLAN_TABLES, PLANS_HELP, PlansArgument, named_plans, plans_words
+from fastroof.cli.named_plans import (
+    PLAN_TABLES,
+    PLANS_HELP,
+    PlanArgument,
+    PlansArgument,
+    named_plans,
+    plans_words,
+)
 from fastroof.cli.options import option
 from fastroof.cli.output import counted, print_line
 from fastroof.cli.workload_options import WORKLOAD, parse_sizes, print_left_out, workload_trace
@@ -106,9 +113,7 @@ LOADS: Final[Group] = {
 @taking(loads=LOADS, measured=PLAN_TABLES)
 def llm_d(
     *,
-    plan: Annotated[
-        str, typer.Argument(metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.")
-    ],
+    plan: PlanArgument,
     output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE.yaml", help="File to write.")],
     loads: GroupValues,
     model_name: Annotated[

@@ -83,14 +83,8 @@ def _csv_documents(where: str, content: str) -> list[Document]:
     except csv.Error as error:
         raise TableError(f"{where} is not CSV: {error}") from None
     if rows and rows[0][0] == "Run Info" and len(rows) > 3:
-        return [
-            {
-                "benchmarks": [
-                    _guidellm_row(dict(zip(zip(*rows[:3], strict=False), row, strict=False)))
-                    for row in rows[3:]
-                ]
-            }
-        ]
+        heads = list(zip(*rows[:3], strict=False))
+        return [{"benchmarks": [_guidellm_row(dict(zip(heads, row, strict=False))) for row in rows[3:]]}]
     if rows and rows[0][:2] in (["Metric", "avg"], ["Metric", "Value"]):
         return [_aiperf_rows(rows)]
     raise TableError(f"{where} is a CSV neither of guidellm nor of aiperf: it begins with {shown(rows[:1])}")

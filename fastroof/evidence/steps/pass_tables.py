@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from fastroof.checks import is_number, is_whole_number, shown
+from fastroof.checks import is_number, is_whole_number, one_of, shown
 from fastroof.documents import read_json
 from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.errors import FastroofError, TableError
@@ -100,8 +100,7 @@ def _check(where: str, row: Mapping[str, Any]) -> None:
         raise TableError(
             f"{where}: latency_ms must be above 0 and at most {MOST_MS:g}, got {row['latency_ms']!r}"
         )
-    if row["backend"] not in TIMED:
-        raise TableError(f"{where}: backend must be one of {', '.join(TIMED)}, got {shown(row['backend'])}")
+    one_of(f"{where}: backend", row["backend"], TIMED, TableError)
 
 
 def _deployment(
