@@ -30,25 +30,18 @@ class CheckoutCommand(HelpfulCommand):
         is_own = not given.isdisjoint((*DATA, *WITH_DATA)) and "--rows" not in given
         if not is_own and given.isdisjoint(("-h", "--help", "--help-all")) and not ctx.resilient_parsing:
             request = f"{ctx.command_path} without {' or '.join(DATA)}"
-            elsewhere = ELSEWHERE[str(self.name)]
-            checkout_module("__main__", request, elsewhere).run([elsewhere, *args])
+            _run_elsewhere(request, [ELSEWHERE[str(self.name)], *args])
             ctx.exit()
         rest: list[str] = super().parse_args(ctx, args)
         return rest
 
 
-def checkout_module(name: str, request: str, command: str) -> Any:
-    """Import a module of benchmarks.accuracy, which only a checkout has.
-
-    Raises
-    ------
-    FastroofError
-        If this is not a checkout.
-    """
+def _run_elsewhere(request: str, words: list[str]) -> None:
+    """Run a command of benchmarks.accuracy, which only a checkout has."""
     root = Path(fastroof.__file__).parent.parent
     if not (root / PACKAGE.replace(".", "/")).is_dir():
         raise FastroofError(
             f"{request} validates or fits the shipped profiles and needs a checkout of fastroof; "
-            f"there, run python -m {PACKAGE} {command}"
+            f"there, run python -m {PACKAGE} {words[0]}"
         )
-    return import_module(f"{PACKAGE}.{name}")
+    import_module(f"{PACKAGE}.__main__").run(words)

@@ -241,7 +241,6 @@ def _as_json(spec: ModelSpec) -> dict[str, Any]:
 
     sizes = asdict(spec)
     layers = [{"count": group["count"], **group["kind"]} for group in sizes.pop("layers")]
-    parameters = {"num_parameters": spec.num_parameters, "active_parameters": spec.active_parameters}
     ids = [
         {"id": known.hf_id, "format": known.dtype, "source": known.source}
         for known in KNOWN_IDS
@@ -251,8 +250,7 @@ def _as_json(spec: ModelSpec) -> dict[str, Any]:
         "name": sizes.pop("name"),
         "ids": ids,
         **sizes,
-        "num_layers": spec.num_layers,
-        **parameters,
+        **{name: getattr(spec, name) for name in ("num_layers", "num_parameters", "active_parameters")},
         "layers": layers,
     }
 
