@@ -50,11 +50,9 @@ class LayerCost:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        """Reject an invalid cost."""
         check_fields(self)
         if not self.architecture:
             raise PlanError("a cost of layers needs its architecture")
-        check_range(self.versions)
 
 
 RULED: Final = ("kernel_us", "prefill_floor_layer_us")
@@ -91,10 +89,8 @@ class CostRule:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        """Reject an invalid rule."""
         one_of("cost", self.cost, RULED, PlanError)
         check_fields(self, " of rules")
-        check_range(self.versions)
 
     def is_for(self, architecture: str, gpu: str) -> bool:
         """Return whether it is the cost of a model on a GPU."""
@@ -165,7 +161,6 @@ class StepCosts:
     rules: tuple[CostRule, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject invalid costs, also in profiles built by hand."""
         check_fields(self)
         object.__setattr__(self, "layers", tuple(self.layers))
         object.__setattr__(self, "rules", tuple(self.rules))
@@ -256,11 +251,9 @@ class NotFitted:
     versions: str = ""
 
     def __post_init__(self) -> None:
-        """Reject conditions that match no runs."""
         check_fields(self)
         if not self.reason:
             raise PlanError("runs that are not fitted need a reason")
-        check_range(self.versions)
 
 
 @dataclass(frozen=True)
@@ -294,7 +287,6 @@ class CostForm:
     later_share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Reject unknown costs, and a share above 1."""
         check_text("newest", self.newest)
         if self.newest:
             check_range(f">={self.newest}")

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fastroof.checks import one_of, whole_number
-from fastroof.engines.values import MOST, check_fields, check_range, check_text, includes_newest, of_version
+from fastroof.engines.values import MOST, check_fields, check_text, includes_newest, of_version
 from fastroof.errors import PlanError
 
 LOCKSTEPS: Final = ("experts", "all")
@@ -40,10 +40,8 @@ class GraphTokens:
     versions: str = ""
 
     def __post_init__(self) -> None:
-        """Reject invalid values."""
         check_fields(self)
         whole_number("tokens", self.tokens, most=MOST, error=PlanError)
-        check_range(self.versions)
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,6 @@ class DataParallel:
     source: str = ""
 
     def __post_init__(self) -> None:
-        """Reject invalid values."""
         one_of("lockstep", self.lockstep, LOCKSTEPS, PlanError)
         for name in ("prompt_tokens", "decode_tokens"):
             one_of(name, getattr(self, name), PADDINGS, PlanError)

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from fastroof.checks import is_whole_number
 from fastroof.documents import parse_table
-from fastroof.engines.values import check_fields, check_range, holds_for, is_version
+from fastroof.engines.values import check_fields, holds_for, is_version
 from fastroof.errors import PlanError
 
 _FOLDER: Final = "recipes"
@@ -138,7 +138,6 @@ class Recipe:
     by_rows: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject invalid recipes."""
         check_fields(self, but=("kv_dtype", *_SPLITS))
         if len(self.measured) not in (0, 2):
             raise PlanError(f"measured must be a first and a last day, got {list(self.measured)!r}")
@@ -168,7 +167,6 @@ class Recipe:
                 f"num_draft_tokens must be above 0 exactly if speculative, got speculative "
                 f"{self.speculative} and num_draft_tokens {self.num_draft_tokens}"
             )
-        check_range(self.versions)
 
     def holds(
         self,

@@ -48,7 +48,6 @@ class FrontEnd:
     behind: str = "plain"
 
     def __post_init__(self) -> None:
-        """Reject invalid times."""
         check_fields(self)
 
     @property

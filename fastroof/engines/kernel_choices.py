@@ -12,7 +12,6 @@ from fastroof.engines.prefill_graphs import PrefillGraphs
 from fastroof.engines.values import (
     MOST,
     check_fields,
-    check_range,
     holds_for,
     includes_newest,
     is_version,
@@ -54,7 +53,6 @@ class MixedAttention:
     evidence: str = ""
 
     def __post_init__(self) -> None:
-        """Reject invalid times and empty names."""
         if not is_number(self.ns) or not self.ns > 0:
             raise PlanError(f"ns of mixed_attention must be a number above 0, got {self.ns!r}")
         check_fields(self, " of mixed_attention")
@@ -147,13 +145,11 @@ class OperatorKernel:
     faster: str = ""
 
     def __post_init__(self) -> None:
-        """Reject incomplete kernels."""
         check_fields(self)
         if not self.operator:
             raise PlanError("a kernel needs the name of its operator")
         if self.shared_experts:
             one_of("shared_experts", self.shared_experts, SHARED_EXPERTS, PlanError)
-        check_range(self.versions)
         try:
             sizes = tuple(dict(self.layout).items())
         except (TypeError, ValueError):
@@ -207,9 +203,7 @@ class ExpertRows:
     remote_slots_to_ep: int = 0
 
     def __post_init__(self) -> None:
-        """Reject an invalid rule."""
         check_fields(self, " of expert_rows")
-        check_range(self.versions)
         for name in ("hidden", "most_tokens", "remote_slots_to_ep"):
             whole_number(f"{name} of expert_rows", getattr(self, name), least=0, most=MOST, error=PlanError)
 
@@ -242,10 +236,8 @@ class FusedNorms:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Reject an invalid rule."""
         check_fields(self, " of fused_norms")
         whole_number("tokens of fused_norms", self.tokens, most=MOST, error=PlanError)
-        check_range(self.versions)
 
 
 @dataclass(frozen=True)
@@ -270,7 +262,6 @@ class SinkAttention:
     reason: str = ""
 
     def __post_init__(self) -> None:
-        """Reject an invalid share."""
         check_fields(self, " of sink_attention")
         if not self.share:
             raise PlanError("share of sink_attention must be above 0, got 0")
@@ -343,7 +334,6 @@ class KernelChoices:
     sink_attention: tuple[SinkAttention, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject invalid choices."""
         check_fields(self, but=_CHOICES)
         whole_number("shared_experts_tokens", self.shared_experts_tokens, 0, MOST, PlanError)
         for name, choices in _CHOICES.items():

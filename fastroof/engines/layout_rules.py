@@ -52,7 +52,6 @@ class LayoutRules:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Reject invalid rules."""
         allowed = {
             "ep": EP_SIZES,
             "attention": ATTENTION_SPLITS,

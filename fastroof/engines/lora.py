@@ -47,7 +47,6 @@ class LoraRules:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Reject invalid rules."""
         ranks = self.ranks
         if not isinstance(ranks, list | tuple) or not all(is_whole_number(rank) for rank in ranks):
             raise PlanError(f"ranks must be whole numbers of at least 1, got {ranks!r}")

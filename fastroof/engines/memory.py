@@ -80,7 +80,6 @@ class StaticReserve:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Reject an invalid reserve."""
         check_fields(self)
         for name in ("least_tokens", "large_graph"):
             whole_number(name, getattr(self, name), most=MOST_SEQS, error=PlanError)
@@ -173,7 +172,6 @@ class GraphEstimate:
     variable: str = ""
 
     def __post_init__(self) -> None:
-        """Reject an invalid estimate."""
         check_fields(self)
         object.__setattr__(self, "kinds", _rows("kinds", GraphKind, self.kinds))
 
@@ -199,7 +197,6 @@ class RunnerMemory:
     graphs_limit_seqs: bool = False
 
     def __post_init__(self) -> None:
-        """Reject invalid values."""
         check_fields(self)
         if self.graphs is not None:
             object.__setattr__(self, "graphs", _table("graphs", GraphEstimate, self.graphs))
@@ -228,7 +225,6 @@ class RunningLimit:
     speculative: int = 0
 
     def __post_init__(self) -> None:
-        """Reject invalid numbers."""
         for key in fields(self):
             least = 0 if key.default == 0 else 1
             whole_number(key.name, getattr(self, key.name), least, MOST_SEQS, PlanError)
@@ -459,7 +455,6 @@ class KvMemory:
     source: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
-        """Reject invalid values."""
         check_fields(self, but=("kv_reservation", "kv_cache", "room", "fraction", "compressed_blocks"))
         check_range(f">={self.logged}" if self.logged else "")
         one_of("kv_reservation", self.kv_reservation, tuple(KV_RESERVATIONS), PlanError)

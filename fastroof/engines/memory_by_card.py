@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
 
 from fastroof.checks import one_of, shown
-from fastroof.engines.values import check_fields, check_range, includes_newest
+from fastroof.engines.values import check_fields, includes_newest
 from fastroof.errors import PlanError
 
 
@@ -36,9 +36,7 @@ class CardRule:
     architectures: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        """Reject invalid values."""
         check_fields(self)
-        check_range(self.versions)
         for key in fields(self):
             # multiples and numbers of states are divided by
             value = getattr(self, key.name)
@@ -131,7 +129,6 @@ class SparseWorkspace(CardRule):
     decode_rows: str = ""
 
     def __post_init__(self) -> None:
-        """Reject invalid values."""
         super().__post_init__()
         one_of("decode_rows", self.decode_rows, ("", "tokens", "requests"), PlanError)
 

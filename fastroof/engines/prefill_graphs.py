@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fastroof.checks import one_of, whole_number
-from fastroof.engines.values import MOST, check_fields, check_range
+from fastroof.engines.values import MOST, check_fields
 from fastroof.errors import PlanError
 
 WITHOUT: Final = ("dp", "alltoall", "speculation", "disaggregation", "lora", "offload")
@@ -56,9 +56,7 @@ class PrefillGraphs:
     is_optional: bool = False
 
     def __post_init__(self) -> None:
-        """Reject invalid multiples."""
         check_fields(self, " of prefill_graphs")
-        check_range(self.versions)
         object.__setattr__(self, "multiples", _multiples(self.multiples))
         for name in self.not_with:
             one_of("not_with of prefill_graphs", name, WITHOUT, PlanError)

@@ -114,9 +114,7 @@ class EngineProfile:
     cost_share: float = 1.0
 
     def __post_init__(self) -> None:
-        """Reject invalid names and ranges; the parts check themselves."""
         check_fields(self)
-        check_range(self.versions)
         check_range(self.rules)
         for version in filter(None, (self.validated, self.version)):
             check_range(f">={version}")

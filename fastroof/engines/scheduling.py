@@ -44,11 +44,9 @@ class PromptPause:
     alone: str = ""
 
     def __post_init__(self) -> None:
-        """Reject an invalid option."""
         one_of("option", self.option, tuple(PAUSES), PlanError)
         check_fields(self)
-        for versions in (self.versions, self.alone):
-            check_range(versions)
+        check_range(self.alone)
 
 
 @dataclass(frozen=True)
@@ -144,7 +142,6 @@ class Scheduling:
         return self.async_scheduling and self.order == "prefill_first"
 
     def __post_init__(self) -> None:
-        """Reject an invalid schedule."""
         for name, off in PAUSES.items():
             whole_number(name, getattr(self, name), off, MOST, PlanError)
         object.__setattr__(self, "pauses", tuple(self.pauses))

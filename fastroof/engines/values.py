@@ -46,7 +46,7 @@ def check_text(name: str, value: Any) -> None:
 
 
 def check_fields(part: Any, of: str = "", *, but: Collection[str] = ()) -> None:
-    """Check numbers, texts, booleans and lists of names of a part of a profile, by their declared types."""
+    """Check numbers, texts, booleans, lists of names and ranges of versions of a part, by declared types."""
     for key in fields(part):
         value, name = getattr(part, key.name), f"{key.name}{of}"
         if key.name in but:
@@ -57,6 +57,8 @@ def check_fields(part: Any, of: str = "", *, but: Collection[str] = ()) -> None:
             true_or_false(name, value, PlanError)
         elif key.type == "str":
             check_text(name, value)
+            if key.name == "versions":
+                check_range(value)
         elif key.type == "tuple[str, ...]":
             value = check_names(name, value)
         object.__setattr__(part, key.name, value)
@@ -93,7 +95,6 @@ class ServingErrors:
     layer_us: float = 0.0
 
     def __post_init__(self) -> None:
-        """Reject an invalid error."""
         check_fields(self, " of [errors]")
 
 

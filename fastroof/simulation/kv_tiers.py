@@ -82,7 +82,6 @@ class KvTier:
     stores_answers: bool = True
 
     def __post_init__(self) -> None:
-        """Check the attributes."""
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise SimulationError(
                 "name of a KV tier must be lower-case letters, digits and underscores, "

@@ -107,7 +107,6 @@ class EngineSettings:
     min_free_slots_delay: int = 0
 
     def __post_init__(self) -> None:
-        """Check the settings."""
         for name, most in (
             ("max_num_batched_tokens", MOST_STEP_TOKENS),
             ("max_num_seqs", MOST_SLOTS),

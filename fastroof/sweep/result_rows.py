@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Self
 
@@ -82,6 +82,10 @@ class SweepSummary(ArrowRows):
     @abstractmethod
     def best_rows(self) -> list[dict[str, Any]]:
         """Return the best rows as values by column name."""
+
+    def document(self) -> dict[str, Any]:
+        """Return all fields as JSON values, except the path."""
+        return asdict(self)
 
     def to_arrow(self) -> pa.Table:
         """Return the best rows as an Arrow table; units and meanings are metadata of its fields."""

@@ -11,12 +11,11 @@ from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
-    ValidationInfo,
     WithJsonSchema,
-    field_validator,
     model_validator,
 )
 
@@ -71,7 +70,7 @@ def listed(value: Any) -> list[Any]:
     return values
 
 
-def text(name: Any, what: str = "model names or paths of config.json files") -> str:
+def text(name: Any, what: str) -> str:
     """Return a name or a path as text."""
     if not isinstance(name, str | Path):
         raise ValueError(f"got {shown(name)}, need {what}")
@@ -213,10 +212,33 @@ MAX_ROWS: Final = 20_000_000
 MAX_GPUS: Final = 1024
 """Maximum of each size of a layout."""
 _SIZES: Final = "a number, a list of numbers, or a range like {start = 1, stop = 8, factor = 2}"
-_CHOICES: Final = {"dtype": (AUTO, *DTYPES), "kv_dtype": (AUTO, *KV_DTYPES), "routing": (AUTO, *ROUTINGS)}
 
 Sizes = Annotated[tuple[int, ...], WithJsonSchema(SIZES_SCHEMA)]
 Names = Annotated[tuple[str, ...], WithJsonSchema(NAMES_SCHEMA)]
+
+
+def up_to(largest: int) -> BeforeValidator:
+    """Expand a key's sizes, which are at most this large; None stays None."""
+    return BeforeValidator(lambda value: None if value is None else expand_sizes(value, largest))
+
+
+def out_of(choices: Sequence[Any], *, may_be_empty: bool = False) -> BeforeValidator:
+    """Check a key's list of choices."""
+    return BeforeValidator(
+        lambda value: () if may_be_empty and value in ([], ()) else checked_choices(value, choices)
+    )
+
+
+def loaded_by(called: Callable[[str], str], what: str) -> BeforeValidator:
+    """Check that every name of a key can be loaded."""
+    return BeforeValidator(lambda value: checked_names(value, called, what))
+
+
+path_as_text: Final = BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)
+
+MODEL_NAMES: Final = "model names or paths of config.json files"
+LayoutSizes = Annotated[Sizes, up_to(MAX_GPUS)]
+TpSizes = Annotated[Sizes, out_of(ALL_TP_SIZES)]
 
 
 class SweepSpec(BaseModel):
@@ -224,8 +246,10 @@ class SweepSpec(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
-    models: Names = Field(description="a list of model names, or paths of config.json files")
-    tables: str | None = Field(
+    models: Annotated[Names, loaded_by(model_name, MODEL_NAMES)] = Field(
+        description="a list of model names, or paths of config.json files"
+    )
+    tables: Annotated[str | None, path_as_text] = Field(
         None,
         description=f"a folder of measured tables, or {DATASHEET!r} for none; default: each GPU's own",
     )
@@ -237,15 +261,21 @@ class SweepSpec(BaseModel):
     method: Literal["roofline", "linear_mfu", "nearest", "floor"] = Field(
         "roofline", description="one of roofline, linear_mfu, nearest, floor"
     )
-    tp: Sizes = Field((1,), description=f"a list out of {SIZES_OF_TP}")
-    pp: Sizes = Field((1,), description=f"pipeline stages, {_SIZES}")
-    dp: Sizes = Field((1,), description=f"ranks of attention data parallelism in a replica, {_SIZES}")
-    ep: Sizes = Field((1,), description=f"expert-parallel groups, out of the tp x dp of a stage, {_SIZES}")
-    routing: Names = Field(
+    tp: TpSizes = Field((1,), description=f"a list out of {SIZES_OF_TP}")
+    pp: LayoutSizes = Field((1,), description=f"pipeline stages, {_SIZES}")
+    dp: LayoutSizes = Field((1,), description=f"ranks of attention data parallelism in a replica, {_SIZES}")
+    ep: LayoutSizes = Field(
+        (1,), description=f"expert-parallel groups, out of the tp x dp of a stage, {_SIZES}"
+    )
+    routing: Annotated[Names, out_of((AUTO, *ROUTINGS))] = Field(
         (AUTO,), description=f"how tokens spread over experts, a list out of {', '.join((AUTO, *ROUTINGS))}"
     )
-    dtype: Names = Field((AUTO,), description=f"a list out of {', '.join((AUTO, *DTYPES))}")
-    kv_dtype: Names = Field((AUTO,), description=f"a list out of {', '.join((AUTO, *KV_DTYPES))}")
+    dtype: Annotated[Names, out_of((AUTO, *DTYPES))] = Field(
+        (AUTO,), description=f"a list out of {', '.join((AUTO, *DTYPES))}"
+    )
+    kv_dtype: Annotated[Names, out_of((AUTO, *KV_DTYPES))] = Field(
+        (AUTO,), description=f"a list out of {', '.join((AUTO, *KV_DTYPES))}"
+    )
 
     allow_modelled: bool = Field(
         False,
@@ -283,11 +313,6 @@ class SweepSpec(BaseModel):
             )
         return self
 
-    @field_validator("tables", mode="before")
-    @classmethod
-    def _take_path(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, Path) else value
-
     @property
     def all_gpus(self) -> tuple[str, ...]:
         """Return all GPUs in the spec."""
@@ -308,43 +333,34 @@ class SweepSpec(BaseModel):
         """Return hashes of other inputs that the spec only names."""
         return ()
 
-    @field_validator("models", mode="before")
-    @classmethod
-    def _check_models(cls, value: Any) -> tuple[str, ...]:
-        return checked_names(value, model_name, "model names or paths of config.json files")
-
-    @field_validator("tp", mode="before")
-    @classmethod
-    def _check_tp(cls, value: Any) -> tuple[Any, ...]:
-        return checked_choices(value, ALL_TP_SIZES)
-
-    @field_validator("pp", "dp", "ep", mode="before")
-    @classmethod
-    def _check_layouts(cls, value: Any) -> tuple[int, ...]:
-        return expand_sizes(value, MAX_GPUS)
-
-    @field_validator("dtype", "kv_dtype", "routing", mode="before")
-    @classmethod
-    def _check_dtypes(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
-        return checked_choices(value, _CHOICES[str(info.field_name)])
-
 
 COUNTS: Final = "a number, a list of numbers, or a range like {start = 1, stop = 512, factor = 2}"
 """Description of a key that takes counts of anything."""
 
 
+def _engine_name(name: str) -> str:
+    """Return the name of an engine's profile, refusing schedules that have no closed form in sweeps."""
+    profile = load_engine(name)
+    if profile.scheduling.pauses_on:
+        on = ", ".join(f"{option} {value}" for option, value in profile.scheduling.pauses_on.items())
+        raise SweepError(f"sweeps do not model {on} of engine {profile.name}; simulate a trace instead")
+    return profile.name
+
+
 class CandidateSpec(SweepSpec):
     """Keys of sweeps that compare deployments."""
 
-    gpus: Names = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
-    tp: Sizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
+    gpus: Annotated[
+        Names, loaded_by(lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
+    ] = Field(("h100",), description="a list of GPU names, or paths of gpu.toml files")
+    tp: TpSizes = Field(TP_SIZES, description=f"a list out of {SIZES_OF_TP}")
     replicas: Sizes | None = Field(
         None, description=f"number of replicas, {COUNTS}; or total_gpus; default: one"
     )
     total_gpus: Sizes | None = Field(
         None, description=f"GPUs that replicas, or prefill and decode workers, share: {COUNTS}"
     )
-    engine: Names = Field(
+    engine: Annotated[Names, loaded_by(_engine_name, "names of engines or paths of profiles")] = Field(
         (DEFAULT_ENGINE,),
         description=f"a list out of {', '.join(engine_names())}, or paths of profiles' .toml files",
     )
@@ -370,23 +386,3 @@ class CandidateSpec(SweepSpec):
         if self.total_gpus is None:
             return self.replicas or (1,)
         return tuple(total // gpus_each for total in self.total_gpus if total % gpus_each == 0)
-
-    @field_validator("gpus", mode="before")
-    @classmethod
-    def _check_gpus(cls, value: Any) -> tuple[str, ...]:
-        return checked_names(value, lambda name: load_gpu(name).name, "GPU names or paths of gpu.toml files")
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _check_engine(cls, value: Any) -> tuple[str, ...]:
-        what = "names of engines or paths of profiles"
-        return checked_names(value, _engine_name, what)
-
-
-def _engine_name(name: str) -> str:
-    """Return the name of an engine's profile, refusing schedules that have no closed form in sweeps."""
-    profile = load_engine(name)
-    if profile.scheduling.pauses_on:
-        on = ", ".join(f"{option} {value}" for option, value in profile.scheduling.pauses_on.items())
-        raise SweepError(f"sweeps do not model {on} of engine {profile.name}; simulate a trace instead")
-    return profile.name

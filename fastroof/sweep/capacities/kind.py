@@ -6,7 +6,7 @@ import itertools
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from fastroof.columns import Column
@@ -70,10 +70,6 @@ class CapacitySummary(CandidateSummary):
         for column in COLUMNS:
             limited.pop(column.name, None)
         return (*COLUMNS, *(Column(name, "float", "ms", "at requests_per_s", 0) for name in limited))
-
-    def document(self) -> dict[str, Any]:
-        """Return all fields as JSON values, except the path."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)

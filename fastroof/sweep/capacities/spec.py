@@ -7,7 +7,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
@@ -15,7 +15,7 @@ from fastroof.checks import shown
 from fastroof.columns import Column
 from fastroof.errors import SweepError
 from fastroof.ranges import expand_sizes
-from fastroof.sweep.spec import COUNTS, CandidateSpec, Names, Sizes, checked_choices, count_problem
+from fastroof.sweep.spec import COUNTS, CandidateSpec, Names, Sizes, count_problem, out_of
 from fastroof.sweep.units import EXECUTION, GPU, MODEL, SPLIT, WEIGHT_BYTES
 
 if TYPE_CHECKING:
@@ -134,7 +134,9 @@ class CapacitySpec(CandidateSpec):
         description="whether more requests are drawn, or a trace repeated, until the ramp does not matter",
     )
     keep: Literal["all", "best"] = Field("all", description="'all' or 'best'")
-    per: Names = Field(("model",), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}")
+    per: Annotated[Names, out_of(GROUP_COLUMNS, may_be_empty=True)] = Field(
+        ("model",), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}"
+    )
 
     @field_validator("router")
     @classmethod
@@ -142,11 +144,6 @@ class CapacitySpec(CandidateSpec):
         if value not in ROUTERS:
             raise ValueError(f"got {shown(value)}, need one of {', '.join(ROUTERS)}")
         return value
-
-    @field_validator("per", mode="before")
-    @classmethod
-    def _check_columns(cls, value: Any) -> tuple[Any, ...]:
-        return () if value in ([], ()) else checked_choices(value, GROUP_COLUMNS)
 
     @field_validator(*_LARGEST, mode="before")
     @classmethod

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from fastroof.acceptance import MTP, check_accepted
-from fastroof.sweep.spec import MAX_GPUS, model_name, text
+from fastroof.sweep.spec import MAX_GPUS, MODEL_NAMES, model_name, text
 
 Limit = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 Size = Annotated[int, Field(gt=0, le=MAX_GPUS)]
@@ -77,7 +77,7 @@ class Speculation(BaseModel):
     @field_validator("draft", mode="before")
     @classmethod
     def _check_draft(cls, value: Any) -> str:
-        name = text(value)
+        name = text(value, MODEL_NAMES)
         if name not in (NO_DRAFT, MTP):
             model_name(name)
         return name

@@ -40,6 +40,7 @@ from fastroof.sweep.spec import (
     checked_choices,
     count_problem,
     listed,
+    out_of,
 )
 from fastroof.sweep.units import NO_ROUTING, PlanKey, Split
 
@@ -68,10 +69,6 @@ GROUP_COLUMNS: Final = (
     "max_num_batched_tokens", "prefix_hit",
 )  # fmt: skip
 """Columns that rows can be grouped by."""
-_CHOICES: Final[dict[str, tuple[Any, ...]]] = {
-    "mode": MODES,
-    "per": GROUP_COLUMNS,
-}
 _LARGEST: Final = {
     "isl": 2**27,
     "osl": 2**27,
@@ -111,7 +108,9 @@ class DeploymentSpec(CandidateSpec):
     :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
-    mode: Names = Field(("aggregated",), description=f"a list out of {', '.join(MODES)}")
+    mode: Annotated[Names, out_of(MODES)] = Field(
+        ("aggregated",), description=f"a list out of {', '.join(MODES)}"
+    )
     split: tuple[SplitChoice, ...] | None = Field(
         None,
         description="a list of splits like {tp = 1, dp = 8, ep = 8}, instead of all combinations of tp, pp, "
@@ -173,7 +172,7 @@ class DeploymentSpec(CandidateSpec):
         description="'best', 'pareto' or 'all'; default: pareto, or best if k is given or the objective is "
         "cost, goodput or energy",
     )
-    per: Names = Field(
+    per: Annotated[Names, out_of(GROUP_COLUMNS, may_be_empty=True)] = Field(
         ("model", "isl", "osl"), description=f"a list of columns out of {', '.join(GROUP_COLUMNS)}"
     )
     histogram: bool = Field(False, description="true to count the objective's values by group")
@@ -193,13 +192,6 @@ class DeploymentSpec(CandidateSpec):
             if "tp" in each:
                 checked_choices(each["tp"], ALL_TP_SIZES)
         return tuple(tables)
-
-    @field_validator("mode", "per", mode="before")
-    @classmethod
-    def _check_choices(cls, value: Any, info: ValidationInfo) -> tuple[Any, ...]:
-        if info.field_name == "per" and isinstance(value, list | tuple) and not value:
-            return ()
-        return checked_choices(value, _CHOICES[str(info.field_name)])
 
     @field_validator(*_LARGEST, mode="before")
     @classmethod

@@ -6,19 +6,17 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
-from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from fastroof.columns import Column
 from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
-from fastroof.ranges import expand_sizes
 from fastroof.sweep.result_rows import SweepSummary
-from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec, count_problem
+from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec, count_problem, path_as_text, up_to
 from fastroof.sweep.units import (
     EXECUTION,
     GPU,
@@ -37,7 +35,16 @@ MAX_EVALUATIONS: Final = 10**11
 """Maximum number of steps of a sweep: about an hour on one core."""
 
 _AXES: Final = ("models", "tp", "pp", "dp", "ep", "routing", "dtype", "kv_dtype", "batch_size", "kv_len")
-_LARGEST: Final = {"batch_size": MAX_BATCH_SIZE, "kv_len": MAX_KV_LEN}
+
+
+def _known_gpu(gpu: str) -> str:
+    load_gpu(gpu)
+    return gpu
+
+
+def _known_engine(engine: Any) -> str:
+    load_engine(engine)
+    return str(engine)
 
 
 class StepSpec(SweepSpec):
@@ -48,14 +55,16 @@ class StepSpec(SweepSpec):
     :func:`fastroof.sweep.load_spec` creates and validates it.
     """
 
-    gpu: str = Field("h100", description="a GPU's name, or the path of a gpu.toml")
-    batch_size: Sizes = Field(
+    gpu: Annotated[str, path_as_text, AfterValidator(_known_gpu)] = Field(
+        "h100", description="a GPU's name, or the path of a gpu.toml"
+    )
+    batch_size: Annotated[Sizes, up_to(MAX_BATCH_SIZE)] = Field(
         description="a list of sizes, or a range like {start = 1, stop = 512, step = 1}"
     )
-    kv_len: Sizes = Field(
+    kv_len: Annotated[Sizes, up_to(MAX_KV_LEN)] = Field(
         description="a list of lengths, or a range like {start = 1024, stop = 131072, factor = 2}"
     )
-    engine: str = Field(
+    engine: Annotated[str, BeforeValidator(_known_engine)] = Field(
         DEFAULT_ENGINE,
         description=f"one of {', '.join(engine_names())}, or the path of a profile's .toml file",
     )
@@ -77,28 +86,6 @@ class StepSpec(SweepSpec):
     def all_engines(self) -> tuple[str, ...]:
         """Return the engine in the spec."""
         return (self.engine,)
-
-    @field_validator("gpu", mode="before")
-    @classmethod
-    def _take_gpu_path(cls, value: Any) -> Any:
-        return str(value) if isinstance(value, Path) else value
-
-    @field_validator("gpu")
-    @classmethod
-    def _check_gpu(cls, gpu: str) -> str:
-        load_gpu(gpu)
-        return gpu
-
-    @field_validator("engine", mode="before")
-    @classmethod
-    def _check_engine(cls, engine: Any) -> str:
-        load_engine(engine)
-        return str(engine)
-
-    @field_validator("batch_size", "kv_len", mode="before")
-    @classmethod
-    def _check_sizes(cls, value: Any, info: ValidationInfo) -> tuple[int, ...]:
-        return expand_sizes(value, _LARGEST[str(info.field_name)])
 
     @model_validator(mode="after")
     def _check_counts(self) -> StepSpec:
