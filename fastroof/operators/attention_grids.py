@@ -12,6 +12,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -45,6 +46,7 @@ from fastroof.operators.operator import (
     element_bytes,
     is_measured,
     measured_keys,
+    shared_errors,
     unit_us,
 )
 from fastroof.pack import PackedGrid, grid_cells, pack_grid
@@ -55,8 +57,6 @@ from fastroof.uncertainty.leave_one_out import (
     MAPE_TO_ERROR,
     LocalErrors,
     MeasuredGrid,
-    calibrated_errors,
-    calibration_factor,
     is_replaced,
     measured_grid,
     relative_variance,
@@ -175,13 +175,16 @@ def attention_errors(operator: AttentionOperator, tables: RowSource, shape: Head
 
 
 def _donor_errors(operator: AttentionOperator, tables: RowSource, donor: HeadShape) -> LocalErrors:
-    """Local errors of one measured table."""
+    """Local errors of one table, calibrated over shapes of its KV dtype, with or without a window."""
+    kind = (donor.kv_dtype, donor.window > 0)
 
-    def errors() -> LocalErrors:
-        factor = _factor(operator, tables, donor)
-        return calibrated_errors(_measured_grid(operator, tables, donor), factor)
+    def shapes() -> list[HeadShape]:
+        alike = [s for s in operator.shapes(tables) if (s.kv_dtype, s.window > 0) == kind] or [donor]
+        # a shape that was only measured after prefixes has no grid
+        return [s for s in alike if operator.plain_rows(tables.rows(operator, s)).any()]
 
-    return tables.cached(("local errors", operator.name, donor), errors)
+    grid_of = partial(_measured_grid, operator, tables)
+    return shared_errors(tables, operator.name, donor, kind, shapes, grid_of)
 
 
 def _borrowing_error(target: HeadShape, donor: HeadShape) -> float:
@@ -198,7 +201,8 @@ def width_error(target: HeadShape, donor: HeadShape) -> float:
     return WIDTH * abs(math.log2(target.head_dim / donor.head_dim))
 
 
-def _measured_grid(operator: AttentionOperator, tables: RowSource, shape: HeadShape) -> MeasuredGrid:
+def _measured_grid(operator: AttentionOperator, tables: RowSource, key: Key) -> MeasuredGrid:
+    shape = HeadShape(*key)
     rows = tables.rows(operator, shape)
     keep = operator.plain_rows(rows)
     latency_us = rows["latency_us"][keep]
@@ -208,19 +212,6 @@ def _measured_grid(operator: AttentionOperator, tables: RowSource, shape: HeadSh
     return measured_grid(
         points, latency_us, bound.__call__, is_spike=is_spike, is_additive=operator.is_additive
     )
-
-
-def _factor(operator: AttentionOperator, tables: RowSource, donor: HeadShape) -> float:
-    """Calibration over the first source's head shapes of one KV dtype, with or without a window."""
-    kind = (donor.kv_dtype, donor.window > 0)
-
-    def factor() -> float:
-        alike = [s for s in operator.shapes(tables) if (s.kv_dtype, s.window > 0) == kind] or [donor]
-        # a shape that was only measured after prefixes has no grid
-        alike = [s for s in alike if operator.plain_rows(tables.rows(operator, s)).any()]
-        return calibration_factor(_measured_grid(operator, tables, shape) for shape in alike)
-
-    return tables.cached(("calibration", operator.name, *kind), factor)
 
 
 _HEADS: Final = (

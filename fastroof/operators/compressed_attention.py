@@ -189,6 +189,30 @@ class _Compressed(mla.AttentionModule):
             return width_of(columns["model"], "topk")
         return np.where(width_of(columns["model"], "has_entries") > 0.0, np.inf, 0.0)
 
+    def parts(self, columns: Columns) -> Sequence[WorkPart]:
+        """Projections, CSA's indexer, attention to entries and to the window."""
+        batch, q_len, kv_len = self.sizes(columns)
+        entries = batch * self.pairs(q_len, kv_len, self.ratio * self.most(columns)) / self.ratio
+        near = batch * self.pairs(q_len, kv_len, WINDOW)
+        scored = batch * self.pairs(q_len, kv_len) / self.ratio if self.ratio == CSA else 0.0 * batch
+        return block_parts(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, and the part of the cache that all queries may pick."""
+        return self._moved(columns, self.sizes(columns)[1])
+
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """Bytes if all queries of a sequence pick the same entries."""
+        return self._moved(columns, np.asarray(1.0))
+
+    def _moved(self, columns: Columns, picking: Floats) -> Floats:
+        batch, q_len, kv_len = self.sizes(columns)
+        # picking is 0 without new tokens
+        most = np.maximum(picking, 1.0) * self.most(columns)
+        read = np.minimum(kv_len / self.ratio, most) + np.minimum(kv_len, WINDOW)
+        scored = kv_len / self.ratio if self.ratio == CSA else 0.0
+        return block_bytes(columns, self.ratio, batch * q_len, batch * scored, batch * read)
+
     # -- in steps ------------------------------------------------------------------------------------
 
     def step_kernels(self, tables: RowSource, key: Key) -> list[KernelDonor]:
@@ -215,18 +239,6 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
     # every prompt fills the window
     priced_at = (256.0, float(WINDOW))
 
-    def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, CSA's indexer, attention to entries and to the window."""
-        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        entries = batch * mla.causal_pairs(q_len, kv_len, self.ratio * self.most(columns)) / self.ratio
-        near = batch * mla.causal_pairs(q_len, kv_len, WINDOW)
-        scored = batch * mla.causal_pairs(q_len, kv_len) / self.ratio if self.ratio == CSA else 0.0 * batch
-        return block_parts(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
-
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, and the part of the cache that all queries may pick."""
-        return self._moved(columns, np.asarray(columns["q_len"], np.float64))
-
     def prefix_us(self, tables: RowSource, key: Key, window: int) -> PrefixUs:
         """Roofline of a prefix, times latency / B of measured prompts with a prefix."""
         prices = self.prefix_prices(key, tables.gpu, window)
@@ -240,36 +252,10 @@ class _CompressedPrefill(_Compressed, RaggedPrefill):
 
         return prices.times(*tables.cached(("prefix ratios", self.name, key, window), ratios))
 
-    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """Bytes if all queries of a sequence pick the same entries."""
-        return self._moved(columns, np.asarray(1.0))
-
-    def _moved(self, columns: Columns, picking: Floats) -> Floats:
-        batch, q_len, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        # picking is 0 without new tokens
-        most = np.maximum(picking, 1.0) * self.most(columns)
-        read = np.minimum(kv_len / self.ratio, most) + np.minimum(kv_len, WINDOW)
-        scored = kv_len / self.ratio if self.ratio == CSA else 0.0
-        return block_bytes(columns, self.ratio, batch * q_len, batch * scored, batch * read)
-
 
 class _CompressedDecode(_Compressed):
     picks_by = "topk_v2"
     axes = DECODE_AXES
-
-    def parts(self, columns: Columns) -> Sequence[WorkPart]:
-        """Projections, CSA's indexer, attention to entries and to the window."""
-        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        entries = np.minimum(kv_len / self.ratio, self.most(columns)) + np.minimum(kv_len, WINDOW)
-        scored = kv_len / self.ratio if self.ratio == CSA else 0.0 * kv_len
-        return block_parts(columns, self.ratio, batch, (batch * scored, batch * entries))
-
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, entries read and the indexer's keys."""
-        batch, kv_len = (np.asarray(columns[n], np.float64) for n in self.axis_names)
-        read = np.minimum(kv_len / self.ratio, self.most(columns)) + np.minimum(kv_len, WINDOW)
-        scored = kv_len / self.ratio if self.ratio == CSA else 0.0
-        return block_bytes(columns, self.ratio, batch, batch * scored, batch * read)
 
 
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "fp8", "attn_dtype": "bf16", "model": "deepseek-v4-flash"}

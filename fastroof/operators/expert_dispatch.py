@@ -165,6 +165,10 @@ class ExpertDispatch(LinkOperator):
         "Phases are dispatch and combine (nvlink_two_sided also prepare and combine_low_precision): "
         "two calls per layer. Tokens are those of one GPU. sms 0: the library's default SMs."
     )
+    note = (
+        "moe_a2a and DeepEP have microseconds in the package, trtllm_alltoall milliseconds; of "
+        "deepep_normal, telling how much will come is added to sending it. Tokens are those of one GPU"
+    )
     keys = (
         Column(
             "library", "text", "", "deepep_ll, deepep_normal, deepep_ht, trtllm_deepep_ll, nvlink_one_sided"
@@ -237,13 +241,6 @@ class ExpertDispatch(LinkOperator):
         row = columns["hidden"] * element
         row = np.where(is_prepare, INDEX_BYTES * columns["topk"], row)
         return dispatch_wire_bytes(columns["num_tokens"], row, columns["topk"], columns["num_gpus"])
-
-    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Note the units of the files."""
-        return {
-            "note": "moe_a2a and DeepEP have microseconds in the package, trtllm_alltoall milliseconds; of "
-            "deepep_normal, telling how much will come is added to sending it. Tokens are those of one GPU"
-        }
 
     def check_key(self, key: Key) -> None:
         """Reject a group of one GPU, nodes without a GPU, and topk above the number of experts."""
@@ -339,6 +336,7 @@ class MegaMoe(GlobalExperts):
     name = "megamoe"
     rank = 53
     summary = "Experts over many GPUs, tokens sent too."
+    note = f"{GLOBAL_TOKENS}: global_num_tokens of the file, whose num_tokens are one GPU's"
     keys = (DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _MOE_EP, PHASE, _DISTRIBUTION)
     defaults: ClassVar[Mapping[str, Any]] = {
         "phase": "generation",
@@ -374,10 +372,6 @@ class MegaMoe(GlobalExperts):
         link = EXPERT_DISPATCH.datasheet
         sending_us = link.launch_us + sent / gpu.nvlink_bytes_per_s / link.efficiency * US_PER_S
         return made._replace(value=np.maximum(made.value, sending_us))
-
-    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Note whose tokens are counted."""
-        return {"note": f"{GLOBAL_TOKENS}: global_num_tokens of the file, whose num_tokens are one GPU's"}
 
 
 MEGAMOE: Final = MegaMoe()

@@ -13,7 +13,6 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.columns import DTYPE, Column
-from fastroof.config.gpu import GpuSpec
 from fastroof.operators import external_rows as external
 from fastroof.operators.calls import HyperConnection
 from fastroof.operators.operator import Columns, DatasheetClass, Key, Real, as_floats, every_second
@@ -84,6 +83,7 @@ class HyperConnections(KernelOperator):
         "hyper_connections_post": DatasheetClass(6.1, 0.87),
     }
     holdouts = every_second("hyper_connections", "stage", "pre", "post")
+    note = "a latency is that of all sites of one layer, measured one after the other"
     package_files = (
         external.PackageFile(
             "mhc",
@@ -110,10 +110,6 @@ class HyperConnections(KernelOperator):
     def moved_bytes(self, columns: Columns) -> Floats:
         """Bytes of all sites."""
         return self._of_both(hyper_connection_bytes, columns)
-
-    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Note what one latency covers."""
-        return {"note": "a latency is that of all sites of one layer, measured one after the other"}
 
     # -- in plans ----------------------------------------------------------------------------------
 

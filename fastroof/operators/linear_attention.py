@@ -15,7 +15,6 @@ import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
 from fastroof.columns import ORIGIN_BORROWED, Column
-from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.external_rows import (
     MEASURED,
@@ -96,15 +95,12 @@ class StateOperator(RaggedOperator):
 
     axes = _AXES
     state_bytes: ClassVar[float]
+    note = (
+        "rows are parts of a layer: convolution and recurrence add up, and a fused row is both. vLLM's "
+        "convolutions of prompts were launched by the host, not replayed from a CUDA graph"
+    )
     borrowable_sizes = frozenset({"num_heads", "num_k_heads", "num_v_heads"})
     defaults: ClassVar[Mapping[str, Any]] = {"phase": "generation", "part": ALL, "conv_width": 4, "q_len": 1}
-
-    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Note how parts make a layer."""
-        return {
-            "note": "rows are parts of a layer: convolution and recurrence add up, and a fused row is both. "
-            "vLLM's convolutions of prompts were launched by the host, not replayed from a CUDA graph"
-        }
 
     # -- sizes of a layer ----------------------------------------------------------------------------
 
@@ -173,13 +169,16 @@ class StateOperator(RaggedOperator):
 
     def step_kernels(self, tables: RowSource, key: Key) -> list[KernelDonor]:
         """The fused kernel if it was measured, else convolution and recurrence."""
+        return [kernel_donor(tables, self, one) for one in self._kernels(tables, key)]
+
+    def _kernels(self, tables: RowSource, key: Key) -> list[Key]:
         phase, part, *shape = key
         if part != ALL:
-            return [kernel_donor(tables, self, key)]
+            return [key]
         fused = (phase, FUSED, *shape)
         if is_measured(tables, self.name, fused):
-            return [kernel_donor(tables, self, fused)]
-        return [kernel_donor(tables, self, (phase, name, *shape)) for name in (CONVOLUTION, RECURRENCE)]
+            return [fused]
+        return [(phase, name, *shape) for name in (CONVOLUTION, RECURRENCE)]
 
     def kernel_of(self, key: Key, donor: Key) -> Key:
         """The same part as the donor."""
@@ -200,21 +199,15 @@ class StateOperator(RaggedOperator):
 
     def parts_of(self, tables: RowSource, key: Key) -> list[Key]:
         """Measured kernels whose times add up to that of a key."""
-        phase, part, *shape = key
-        if part != ALL:
-            return [key]
-        fused = (phase, FUSED, *shape)
-        if is_measured(tables, self.name, fused):
-            return [fused]
-        both: list[Key] = [(phase, name, *shape) for name in (CONVOLUTION, RECURRENCE)]
-        have = [is_measured(tables, self.name, one) for one in both]
+        kernels = self._kernels(tables, key)
+        have = [is_measured(tables, self.name, one) for one in kernels]
         if any(have) and not all(have):
-            there, missing = (both[have.index(is_there)][1] for is_there in (True, False))
+            there, missing = (kernels[have.index(is_there)][1] for is_there in (True, False))
             raise MissingTableError(
-                f"{tables.gpu.name} has only the {there} of {self.name} in phase {phase}, no {missing}: "
+                f"{tables.gpu.name} has only the {there} of {self.name} in phase {key[0]}, no {missing}: "
                 f"look up part={there!r}"
             )
-        return both
+        return kernels
 
     def look_up(
         self, tables: RowSource, method: str, key: Key, sizes: list[Floats], answers: Answers
@@ -375,10 +368,6 @@ _MAMBA2_SIZES: Final = {
 }
 
 
-def _mamba2_rows(raw: Raw) -> ExternalRows:
-    return _state_rows(raw, **_MAMBA2_SIZES)
-
-
 class Mamba2(StateOperator):
     """Mamba-2; public tables only have its convolution, the recurrence is modelled from the datasheet."""
 
@@ -410,7 +399,7 @@ class Mamba2(StateOperator):
             "linear_attention",
             "mamba2_perf",
             (*PACKAGE_COLUMNS, *size_columns(*_MAMBA2_SIZES.values())),
-            _mamba2_rows,
+            lambda raw: _state_rows(raw, **_MAMBA2_SIZES),
             RUN,
         ),
     )

@@ -158,11 +158,6 @@ class MoeOperator(KernelOperator):
 
         return bound_us
 
-    def flops_per_unit(self, key: Key) -> float:
-        """FLOPs of one token."""
-        _, hidden, intermediate, topk, _, moe_tp, moe_ep, _ = key
-        return float(moe_flops(1, hidden, intermediate, topk, moe_tp, moe_ep, self.gemms))
-
     # -- unmeasured shapes ------------------------------------------------------------
 
     def check_key(self, key: Key) -> None:

@@ -8,7 +8,7 @@ everything fastroof knows about it; all stages (load, tables, plan, report, comm
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Protocol, TypeVar
 
@@ -19,6 +19,12 @@ from fastroof.columns import DTYPE, LATENCY, Column
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import GpuError, LookupInputError
 from fastroof.operators.external_rows import PackageFile, TreeFile
+from fastroof.uncertainty.leave_one_out import (
+    LocalErrors,
+    MeasuredGrid,
+    calibrated_errors,
+    calibration_factor,
+)
 from fastroof.units import DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
 
 Columns = Mapping[str, Array]
@@ -163,6 +169,25 @@ class RowSource(Protocol):
         """Tables of the GPU whose links stand for this one's, if there is one."""
 
 
+def shared_errors(
+    tables: RowSource,
+    operator: str,
+    key: Key,
+    alike: Key,
+    kernels: Callable[[], Iterable[Key]],
+    grid_of: Callable[[Key], MeasuredGrid],
+) -> LocalErrors:
+    """Local errors of one kernel, calibrated over kernels that are alike."""
+
+    def factor() -> float:
+        return calibration_factor(map(grid_of, kernels()))
+
+    def errors() -> LocalErrors:
+        return calibrated_errors(grid_of(key), tables.cached(("calibration", operator, *alike), factor))
+
+    return tables.cached(("local errors", operator, key), errors)
+
+
 def is_measured(tables: RowSource, operator: str, key: Key) -> bool:
     """Whether any source measured a kernel; reads no further source once one has it."""
     return any(key in table.groups() for table in tables.candidates(operator))
@@ -180,6 +205,7 @@ class Operator(ABC):
     rank: ClassVar[int]
     summary: ClassVar[str] = ""
     about: ClassVar[str] = ""
+    note: ClassVar[str] = ""
     keys: ClassVar[tuple[Column, ...]]
     axes: ClassVar[tuple[Column, ...]]
     defaults: ClassVar[Mapping[str, Any]] = {}
@@ -307,7 +333,7 @@ class Operator(ABC):
 
     def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
         """Notes for the provenance of rows imported from aiconfigurator-core."""
-        return {}
+        return {"note": self.note} if self.note else {}
 
     # -- lookups -----------------------------------------------------------------------------------
 

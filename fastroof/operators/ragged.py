@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final, NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ from fastroof.operators.operator import (
     RowSource,
     dtype_peaks,
     measured_keys,
+    shared_errors,
 )
 from fastroof.pack import SIZE_LIMIT, PackedGrid
 from fastroof.pack.grids import BatchBound
@@ -36,8 +38,6 @@ from fastroof.uncertainty.leave_one_out import (
     MAPE_TO_ERROR,
     LocalErrors,
     MeasuredGrid,
-    calibrated_errors,
-    calibration_factor,
     measured_grid,
     relative_variance,
 )
@@ -336,15 +336,10 @@ class RaggedOperator(Operator):
         """Local errors of one kernel, calibrated over kernels with the same text keys."""
         words = self.alike(key)
 
-        def factor() -> float:
-            alike = [k for k in tables.candidates(self.name)[0].groups() if self.alike(k) == words] or [key]
-            return calibration_factor(self._measured_grid(tables, k) for k in alike)
+        def kernels() -> list[Key]:
+            return [k for k in tables.candidates(self.name)[0].groups() if self.alike(k) == words] or [key]
 
-        def errors() -> LocalErrors:
-            shared = tables.cached(("calibration", self.name, words), factor)
-            return calibrated_errors(self._measured_grid(tables, key), shared)
-
-        return tables.cached(("local errors", self.name, key), errors)
+        return shared_errors(tables, self.name, key, words, kernels, partial(self._measured_grid, tables))
 
     def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """Relative standard error of lookups of one kernel."""

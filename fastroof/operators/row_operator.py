@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from abc import abstractmethod
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
@@ -24,14 +25,13 @@ from fastroof.operators.operator import (
     Operator,
     RowSource,
     SourceTable,
+    shared_errors,
     unit_us,
 )
 from fastroof.pack import SIZE_LIMIT, PackedCurve, pack_curve
 from fastroof.uncertainty.leave_one_out import (
     LocalErrors,
     MeasuredGrid,
-    calibrated_errors,
-    calibration_factor,
     measured_grid,
     relative_variance,
 )
@@ -233,18 +233,12 @@ class SizedOperator(Operator):
 
     def local_errors(self, tables: RowSource, key: Key) -> LocalErrors:
         """Local errors of one kernel, calibrated over kernels with the same first and last key."""
+        ends = key[0], key[-1]
 
-        def factor() -> float:
-            alike = [
-                k for k in tables.candidates(self.name)[0].groups() if k[0] == key[0] and k[-1] == key[-1]
-            ]
-            return calibration_factor(self._measured_grid(tables, k) for k in alike)
+        def kernels() -> list[Key]:
+            return [one for one in tables.candidates(self.name)[0].groups() if (one[0], one[-1]) == ends]
 
-        def errors() -> LocalErrors:
-            shared = tables.cached(("calibration", self.name, key[0], key[-1]), factor)
-            return calibrated_errors(self._measured_grid(tables, key), shared)
-
-        return tables.cached(("local errors", self.name, key), errors)
+        return shared_errors(tables, self.name, key, ends, kernels, partial(self._measured_grid, tables))
 
     def relative_error(self, tables: RowSource, key: Key, sizes: list[Floats], latency_us: Floats) -> Floats:
         """Relative standard error of lookups of one kernel."""

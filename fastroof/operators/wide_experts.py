@@ -289,6 +289,7 @@ class WideMoe(GlobalExperts):
     name = "moe_wide"
     rank = 52
     summary = "Experts over many GPUs, computing alone."
+    note = f"{GLOBAL_TOKENS}; the GPU that was measured is the most loaded one"
     keys = (
         DTYPE, _HIDDEN, _INTERMEDIATE, _TOPK, _NUM_EXPERTS, _SLOTS, _MOE_EP, PHASE, _DISTRIBUTION,
     )  # fmt: skip
@@ -306,10 +307,6 @@ class WideMoe(GlobalExperts):
     @staticmethod
     def _slots(columns: Columns) -> Array:
         return columns["num_slots"]
-
-    def package_notes(self, columns: Mapping[str, Columns], gpu: GpuSpec) -> dict[str, Any]:
-        """Note whose tokens are counted."""
-        return {"note": f"{GLOBAL_TOKENS}; the GPU that was measured is the most loaded one"}
 
     # -- in plans ----------------------------------------------------------------------------------
 
