@@ -226,11 +226,7 @@ def _refuse_cluster(cluster_type: Any) -> None:
         )
 
 
-def _register() -> None:
-    register(_Registry, _DUMMY, FastroofExecutionTimePredictor, "Frontier")
-
-
-_register()
+register(_Registry, _DUMMY, FastroofExecutionTimePredictor, "Frontier")
 
 if __name__ == "__main__":
     import_module("frontier.main").main()

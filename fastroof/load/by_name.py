@@ -133,7 +133,7 @@ def ensure_imported(
     root = user_tables_root() if root is None else Path(root)
     if not always and _is_made(root, planned):
         return root / gpu
-    with _writing(root), _only_process(root, gpu, progress) as is_alone:
+    with _writing(root), _only_process(root, gpu) as is_alone:
         # another process may have converted them while this one waited
         if always or not _is_made(root, planned):
             _convert(root, planned, progress, is_alone, always)
@@ -152,7 +152,7 @@ def convert_table(source: Source, operator: str) -> dict[str, Array]:
             f"{source.files[operator]} is damaged, or not converted yet: {how_to_get(source.gpu)}"
         )
     try:
-        with _only_process(source.folder.parents[1], source.gpu, None):
+        with _only_process(source.folder.parents[1], source.gpu):
             # another process may have converted it while this one waited
             with suppress(TableError):
                 if source.files[operator].is_file():
@@ -233,7 +233,7 @@ def _writing(root: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _only_process(root: Path, gpu: str, progress: Progress | None) -> Iterator[bool]:
+def _only_process(root: Path, gpu: str) -> Iterator[bool]:
     """Lock out other processes that convert the same GPU; yield whether locking is possible."""
     try:
         import fcntl

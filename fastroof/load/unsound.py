@@ -71,14 +71,6 @@ class UnsoundFamily:
         return entry | {"serves": self.serves, "rows": self.rows}
 
 
-def unsound(provenance: Mapping[str, Any], operator: str, key: Mapping[str, Any]) -> str | None:
-    """Reason why a source's rows of a kernel are unsound; None if they are sound."""
-    for family in unsound_families(provenance, operator):
-        if not family.serves and family.holds_key(key):
-            return family.reason
-    return None
-
-
 def families_error(
     families: Iterable[UnsoundFamily], sizes: Mapping[str, Floats], latency_us: Floats
 ) -> Floats:

@@ -12,7 +12,14 @@ from fastroof.arrow import facts_html, html_table
 from fastroof.columns import Column
 from fastroof.simulation.engine import STATUS_NAMES
 from fastroof.simulation.kv_tiers import tier_answers
-from fastroof.simulation.requests import RequestTimes, engine_use, gap_spread, gap_values_us, spread
+from fastroof.simulation.requests import (
+    STATISTICS,
+    RequestTimes,
+    engine_use,
+    gap_spread,
+    gap_values_us,
+    spread,
+)
 from fastroof.simulation.session_answers import session_results
 from fastroof.units import US_PER_MS, US_PER_S
 
@@ -83,7 +90,6 @@ def _prefix_cache(counters: dict[str, Any]) -> dict[str, Any]:
     return {"prefix_cache": {"hit_rate": rate, **{name: counters[name] for name in names}}}
 
 
-_STATISTICS: Final = ("mean", "p50", "p90", "p95", "p99")
 _TIMES: Final = {
     "ttft_ms": "time to first token",
     "tpot_ms": "time per output token after the first",
@@ -109,10 +115,10 @@ def answers_html(answers: Mapping[str, Any], caption: str) -> str:
     """Return HTML of times by percentile, counts and throughput with units, and warnings."""
     heads = (
         Column("time", "text", "", "of the requests that finished"),
-        *(Column(name, "float", "ms", "") for name in _STATISTICS),
+        *(Column(name, "float", "ms", "") for name in STATISTICS),
     )
     shown = {meaning: answers[name] for name, meaning in _TIMES.items() if name in answers}
-    times = ((meaning, *(spread[name] for name in _STATISTICS)) for meaning, spread in shown.items())
+    times = ((meaning, *(spread[name] for name in STATISTICS)) for meaning, spread in shown.items())
     facts = [(name, answers[name], unit) for name, unit in _FACTS.items()]
     facts += [("warning", sentence, "") for sentence in answers["warnings"]]
     return "\n".join([html_table(heads, times, caption), facts_html(facts, "counts and throughput")])

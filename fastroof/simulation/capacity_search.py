@@ -15,7 +15,7 @@ from fastroof.checks import is_number, shown
 from fastroof.compiled.simulation.records import FINISHED
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.answers import FIRST_GAP_EXPONENT
-from fastroof.simulation.requests import RequestTimes, checked_ms, gap_values_us
+from fastroof.simulation.requests import RequestTimes, checked_ms, gap_percentile, gap_values_us
 from fastroof.simulation.session_runs import in_rows_of, requests_per_session, session_starts, sped_up
 from fastroof.simulation.steady import PIECES, Run, error_of_mean
 from fastroof.traces.trace import Trace
@@ -198,23 +198,9 @@ def parsed_limits(limits: Mapping[str, Any], goodput: float | None, growth: floa
 
 def _percentile_ms(limit: PercentileLimit, times: RequestTimes, gaps: Longs) -> float:
     if limit.metric == "itl_ms":
-        return _gap_percentile_us(gaps, limit.percent) / US_PER_MS
+        values_us = gap_values_us(len(gaps), FIRST_GAP_EXPONENT)
+        return gap_percentile(gaps, values_us, limit.percent) / US_PER_MS
     return times.percentile(limit.metric, limit.percent)
-
-
-def _gap_percentile_us(gaps: Longs, percent: float | None) -> float:
-    """Return a percentile of all gaps between two tokens, or their mean; nan without a gap."""
-    upto = np.cumsum(gaps)
-    total = int(upto[-1])
-    if not total:
-        return math.nan
-    if percent is None:
-        return float(gaps @ gap_values_us(len(gaps), FIRST_GAP_EXPONENT)) / total
-    place = (total - 1) * (percent / 100.0)
-    below = math.floor(place)
-    bins = np.searchsorted(upto, (below, min(below + 1, total - 1)), side="right")
-    low, high = gap_values_us(len(gaps), FIRST_GAP_EXPONENT)[bins].tolist()
-    return float(low + (high - low) * (place - below))
 
 
 def _growth(arrival_us: Floats, ttft_ms: Floats) -> float:

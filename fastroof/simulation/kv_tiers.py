@@ -188,16 +188,10 @@ def _parsed(text: Any, plan: StepPlan, settings: EngineSettings) -> KvTier:
     return KvTier(**values)
 
 
-_UNITS: Final = {
-    "": 1.0,
-    "K": 1e3,
-    "M": 1e6,
-    "G": GB,
-    "T": 1e12,
-    "Ki": 2.0**10,
-    "Mi": 2.0**20,
-    "Gi": 2.0**30,
-    "Ti": 2.0**40,
+_UNITS: Final = {"": 1.0} | {
+    f"{prefix}{binary}": base**power
+    for binary, base in (("", 1e3), ("i", 2.0**10))
+    for power, prefix in enumerate("KMGT", 1)
 }
 _AMOUNT: Final = re.compile(r"(inf|[0-9]{1,20}(?:\.[0-9]{0,20})?) ?(?:([KMGT]i?)?B)?(/s)?")
 _TIME: Final = re.compile(r"([0-9]{1,20}(?:\.[0-9]{0,20})?) ?(us|ms)")

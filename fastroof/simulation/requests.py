@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 PERCENTILES: Final = (50, 90, 95, 99)
 """Percentiles of every result, in addition to the mean."""
+STATISTICS: Final = ("mean", *(f"p{percent}" for percent in PERCENTILES))
 
 MANTISSA_BITS: Final = 7
 GAP_ERROR: Final = 2.0 ** -(MANTISSA_BITS + 1)
@@ -64,12 +65,9 @@ def percentile(values: Floats, percent: float) -> float:
 def spread(values: Floats) -> dict[str, float]:
     """Return the mean and percentiles of values by name."""
     if not len(values):
-        return dict.fromkeys(_NAMES, math.nan)
+        return dict.fromkeys(STATISTICS, math.nan)
     found: Any = np.percentile(values, PERCENTILES).tolist()
-    return dict(zip(_NAMES, (float(values.mean()), *found), strict=True))
-
-
-_NAMES: Final = ("mean", *(f"p{percent}" for percent in PERCENTILES))
+    return dict(zip(STATISTICS, (float(values.mean()), *found), strict=True))
 
 
 def gap_values_us(num_bins: int, first_exponent: int) -> Floats:
@@ -79,20 +77,25 @@ def gap_values_us(num_bins: int, first_exponent: int) -> Floats:
     return np.asarray(np.ldexp(1.0 + (step + 0.5) / per_power, power + first_exponent))
 
 
-def gap_spread(counts: Longs, values: Floats) -> dict[str, float]:
-    """Return the mean and percentiles of a histogram."""
+def gap_percentile(counts: Longs, values: Floats, percent: float | None) -> float:
+    """Return a percentile of a histogram, or its mean; nan if it is empty."""
     upto = np.cumsum(counts)
     total = int(upto[-1]) if len(upto) else 0
     if not total:
-        return dict.fromkeys(_NAMES, math.nan)
-    answers = {"mean": float(counts @ values) / total}
-    for percent in PERCENTILES:
-        place = (total - 1) * (percent / 100.0)
-        below = math.floor(place)
-        # rank r is in the first bin whose cumulative count is above r
-        low, high = values[np.searchsorted(upto, (below, min(below + 1, total - 1)), side="right")].tolist()
-        answers[f"p{percent}"] = low + (high - low) * (place - below)
-    return answers
+        return math.nan
+    if percent is None:
+        return float(counts @ values) / total
+    place = (total - 1) * (percent / 100.0)
+    below = math.floor(place)
+    # rank r is in the first bin whose cumulative count is above r
+    low, high = values[np.searchsorted(upto, (below, min(below + 1, total - 1)), side="right")].tolist()
+    return float(low + (high - low) * (place - below))
+
+
+def gap_spread(counts: Longs, values: Floats) -> dict[str, float]:
+    """Return the mean and percentiles of a histogram."""
+    found = (gap_percentile(counts, values, percent) for percent in (None, *PERCENTILES))
+    return dict(zip(STATISTICS, found, strict=True))
 
 
 LIMITS: Final = ("ttft_ms", "tpot_ms", "e2e_ms")
@@ -126,13 +129,7 @@ class RequestTimes(NamedTuple):
 
     def of_places(self, places: slice | Longs) -> RequestTimes:
         """Return the times of some requests."""
-        return RequestTimes(
-            self.ttft_ms[places],
-            self.tpot_ms[places],
-            self.e2e_ms[places],
-            self.is_finished[places],
-            self.has_gaps[places],
-        )
+        return RequestTimes._make(column[places] for column in self)
 
     def of_finished(self, name: str) -> Floats:
         """Return the times that percentiles are over: of finished requests that have such a time."""

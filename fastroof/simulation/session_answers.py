@@ -11,6 +11,7 @@ from fastroof.arrays import Bools, Floats, Longs
 from fastroof.arrow import arrow_schema
 from fastroof.columns import Column
 from fastroof.simulation.requests import RequestTimes, spread
+from fastroof.simulation.session_runs import session_starts
 from fastroof.units import US_PER_MS, US_PER_S
 
 if TYPE_CHECKING:
@@ -51,17 +52,15 @@ class Sessions(NamedTuple):
 def sessions_of(trace: Trace, outcomes: Outcomes, times: RequestTimes) -> Sessions:
     """Return the sessions of a run."""
     assert trace.session is not None
-    number, first, session_of = np.unique(trace.session, return_index=True, return_inverse=True)
-    by_first = np.argsort(first, kind="stable")
-    place = np.empty_like(by_first)
-    place[by_first] = np.arange(len(by_first))
-    session_of = place[session_of]
-    count = len(number)
+    starts = session_starts(trace)
+    session_of, count = starts.session, starts.sessions
+    number = np.empty(count, np.int64)
+    number[session_of] = trace.session
     start_us, end_us = np.full(count, np.inf), np.full(count, -np.inf)
     np.minimum.at(start_us, session_of, outcomes.arrival_us)
     np.maximum.at(end_us, session_of, np.where(times.is_finished, outcomes.last_us, -np.inf))
     unfinished = np.bincount(session_of, weights=~times.is_finished, minlength=count)
-    return Sessions(number[by_first], session_of, trace.turns, start_us, end_us, unfinished == 0)
+    return Sessions(number, session_of, trace.turns, start_us, end_us, unfinished == 0)
 
 
 def session_results(trace: Trace, outcomes: Outcomes, times: RequestTimes) -> dict[str, Any]:

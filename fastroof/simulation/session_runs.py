@@ -78,13 +78,7 @@ def sped_up(trace: Trace, factor: float, time_scale: float) -> Trace:
 
 def in_rows_of(trace: Trace, faster: Trace, outcomes: Outcomes) -> Outcomes:
     """Return outcomes of the same sessions at another rate in the order of a trace's requests."""
-    names = ("arrival_us", "first_us", "last_us", "preemptions", "status", "replica", "cached_tokens")
-    given = {name: getattr(outcomes, name) for name in names}
-    placed: dict[str, Any] = {
-        name: None if values is None else faster.in_file_order(np.asarray(values))[trace.order]
-        for name, values in given.items()
-    }
-    return outcomes._replace(**placed)
+    return outcomes.by_request(lambda values, _: faster.in_file_order(np.asarray(values))[trace.order])
 
 
 def repeated_sessions(trace: Trace, first: int, stop: int) -> Trace:
@@ -113,16 +107,9 @@ def repeated_sessions(trace: Trace, first: int, stop: int) -> Trace:
     moved_s = trace.arrival_s[rows] + lap[owner] * lap_s
     # laps overlap if the given period is short
     moved_s -= moved_s[~follows].min()
-    sizes: dict[str, Any] = {
-        name: getattr(trace, name)[rows] for name in ("input_tokens", "output_tokens", "cached_tokens")
-    }
-    if trace.history_tokens is not None:
-        # starts of prompts that all have in common, such as a system prompt, stay in common
-        sizes["history_tokens"] = trace.history_tokens[rows]
     return Trace(
         np.where(follows, 0.0, np.maximum(moved_s, 0.0)),
-        **sizes,
-        **ids_of_laps(trace, lap[owner], rows),
+        **prompts_of_laps(trace, lap[owner], rows),
         parents=np.repeat(new_first[owner], counts) + within[parents],
         parent_offsets=np.concatenate([[0], np.cumsum(counts)]),
         delay_s=trace.delay_s[rows],
@@ -131,13 +118,18 @@ def repeated_sessions(trace: Trace, first: int, stop: int) -> Trace:
     )
 
 
-def ids_of_laps(trace: Trace, lap: Longs, rows: Longs) -> dict[str, Any]:
-    """Return the hash_ids of rows of a trace, which no two laps have in common."""
+def prompts_of_laps(trace: Trace, lap: Longs, rows: Longs) -> dict[str, Any]:
+    """Return sizes and hash_ids of rows of a trace; no two laps have hash_ids in common."""
+    names = ["input_tokens", "output_tokens", "cached_tokens"]
+    if trace.history_tokens is not None:
+        # starts of prompts that all have in common, such as a system prompt, stay in common
+        names.append("history_tokens")
+    sizes = {name: getattr(trace, name)[rows] for name in names}
     if trace.hash_ids is None or trace.hash_offsets is None:
-        return {}
+        return sizes
     distinct, of_id = np.unique(trace.hash_ids, return_inverse=True)
     ids, offsets = ids_at(of_id, trace.hash_offsets, rows)
-    return {
+    return sizes | {
         "hash_ids": ids + np.repeat((lap - lap[0]) * len(distinct), np.diff(offsets)),
         "hash_offsets": offsets,
         "hash_block_size": trace.hash_block_size,

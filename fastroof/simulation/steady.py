@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.simulation.session_runs import ids_of_laps, mean_rate, repeated_sessions, session_starts
+from fastroof.simulation.session_runs import mean_rate, prompts_of_laps, repeated_sessions, session_starts
 from fastroof.traces.trace import Trace
 from fastroof.traces.workload import Workload
 
@@ -159,15 +159,9 @@ def steady_run(traffic: Trace | Workload, requests: int, rate: float | None = No
     before, after = math.ceil(RAMP * requests), math.ceil(DRAIN * requests)
     lap, place = np.divmod(np.arange(-before, requests + after), cycle)
     arrival_s = lap * (cycle / mean_rate(trace)) + trace.arrival_s[place]
-    sizes: dict[str, Any] = {
-        name: getattr(trace, name)[place] for name in ("input_tokens", "output_tokens", "cached_tokens")
-    }
-    if trace.history_tokens is not None:
-        # starts of prompts that all have in common, such as a system prompt, stay in common
-        sizes["history_tokens"] = trace.history_tokens[place]
     # laps overlap if the given period is short
     arrival_s -= arrival_s.min()
-    repeated = Trace(arrival_s, **sizes, **ids_of_laps(trace, lap, place), name=trace.name)
+    repeated = Trace(arrival_s, **prompts_of_laps(trace, lap, place), name=trace.name)
     return Run(repeated, run.per_s, slice(before, before + requests), cycle)
 
 

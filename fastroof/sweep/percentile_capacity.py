@@ -107,17 +107,13 @@ class SimulatedKind:
         tables_by_gpu: Mapping[str, GpuTables],
         limits: Mapping[str, float],
     ) -> None:
-        from fastroof.sweep.deployments.evaluate import MORE_TOKENS
-        from fastroof.sweep.unit_plans import Lost, unit_plan
+        from fastroof.sweep.deployments.evaluate import largest_plan
+        from fastroof.sweep.unit_plans import Lost
 
         self.spec, self.row, self.limits = spec, row, limits
         self.key = spec.plan_key(row)
         self.tables = tables_by_gpu[self.key.gpu]
-        budget, seqs = spec.max_num_batched_tokens[-1], spec.max_num_seqs[-1]
-        plan = unit_plan(
-            spec, self.key, self.tables, max_num_batched_tokens=max(budget, seqs) + MORE_TOKENS,
-            max_num_seqs=seqs + budget + MORE_TOKENS,
-        )  # fmt: skip
+        plan = largest_plan(spec, self.key, self.tables)
         if isinstance(plan, Lost):
             raise SweepError(plan.message)
         self.plan: StepPlan = plan

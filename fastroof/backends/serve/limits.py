@@ -93,31 +93,25 @@ class ServeLimits:
 
     def check_steps(self, num_steps: int) -> None:
         """Refuse more steps than a call may ask for."""
-        if num_steps > self.max_steps:
-            raise BackendError(
-                f"{num_steps} steps are more than the {self.max_steps} of a message: send several"
-            )
+        _check_count(num_steps, self.max_steps, f"{num_steps} steps")
 
     def check_requests(self, num_requests: int) -> None:
         """Refuse more requests than a call may ask for."""
-        if num_requests > self.max_requests:
-            raise BackendError(
-                f"{num_requests} requests are more than the {self.max_requests} of a message: send several"
-            )
+        _check_count(num_requests, self.max_requests, f"{num_requests} requests")
 
     def check_detailed(self, num_steps: int, stages: int, num_requests: int) -> None:
         """Refuse more steps, times stages, and requests than a call for more than times may have."""
-        if num_steps * stages > self.max_detailed_steps:
-            times = f" in {stages} stages" if stages > 1 else ""
-            raise BackendError(
-                f"{num_steps} steps{times} are more than the {self.max_detailed_steps} of a message that "
-                "asks for more than their times: send several"
-            )
-        if num_requests > self.max_detailed_requests:
-            raise BackendError(
-                f"{num_requests} requests are more than the {self.max_detailed_requests} of a message that "
-                "asks for more than times: send several"
-            )
+        steps = f"{num_steps} steps" + (f" in {stages} stages" if stages > 1 else "")
+        _check_count(
+            num_steps * stages, self.max_detailed_steps, steps, " that asks for more than their times"
+        )
+        requests = f"{num_requests} requests"
+        _check_count(num_requests, self.max_detailed_requests, requests, " that asks for more than times")
+
+
+def _check_count(count: int, most: int, what: str, asks: str = "") -> None:
+    if count > most:
+        raise BackendError(f"{what} are more than the {most} of a message{asks}: send several")
 
 
 def call_stop(limit_s: int) -> Stop:

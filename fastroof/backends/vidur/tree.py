@@ -266,11 +266,7 @@ def _once_a_step_us(plan: StepPlan, rows: str, most: int) -> list[float]:
     return total_us.tolist()
 
 
-def _register() -> None:
-    register(_Registry, _DUMMY, FastroofExecutionTimePredictor, "Vidur")
-
-
-_register()
+register(_Registry, _DUMMY, FastroofExecutionTimePredictor, "Vidur")
 
 if __name__ == "__main__":
     import_module("vidur.main").main()

@@ -37,6 +37,15 @@ MORE_TOKENS = 8
 """Extra tokens of a plan: a full step's tokens are a sum of floats, which may round above the budget."""
 
 
+def largest_plan(spec: DeploymentSpec, key: PlanKey, tables: GpuTables) -> StepPlan | Lost:
+    """Compile the plan of a unit for the largest steps of a spec."""
+    budget, seqs = spec.max_num_batched_tokens[-1], spec.max_num_seqs[-1]
+    tokens = max(budget, seqs) + MORE_TOKENS
+    return unit_plan(
+        spec, key, tables, max_num_batched_tokens=tokens, max_num_seqs=seqs + budget + MORE_TOKENS
+    )
+
+
 def speculated_plan(
     spec: DeploymentSpec, plan: StepPlan, key: PlanKey, tables: GpuTables
 ) -> SpeculatedPlan | Lost:
@@ -160,11 +169,7 @@ FIRST_FRONT: Final = 8
 
 def evaluate_deployments(spec: DeploymentSpec, unit: WorkUnit, tables: GpuTables) -> UnitResult:
     """Estimate a unit's candidates, and return the rows that the spec selects."""
-    budget, seqs = spec.max_num_batched_tokens[-1], spec.max_num_seqs[-1]
-    plan = unit_plan(
-        spec, unit.plan, tables, max_num_batched_tokens=max(budget, seqs) + MORE_TOKENS,
-        max_num_seqs=seqs + budget + MORE_TOKENS,
-    )  # fmt: skip
+    plan = largest_plan(spec, unit.plan, tables)
     if isinstance(plan, Lost):
         return _no_rows(spec, unit, plan)
     target = speculated_plan(spec, plan, unit.plan, tables)

@@ -231,6 +231,12 @@ def deployment_of(
     )  # fmt: skip
 
 
+_OF_ROW: Final = (
+    "tp", "pp", "dp", "ep", "max_num_batched_tokens", "max_num_seqs", "dtype", "kv_dtype", "num_draft_tokens",
+)  # fmt: skip
+"""Settings of a launch that rows have under the same names."""
+
+
 def _settings(
     spec: DeploymentSpec,
     row: dict[str, Any],
@@ -243,21 +249,12 @@ def _settings(
     batches = row["dp"] * row["pp"] * max(row["replicas"] or row["decode_workers"], 1)
     return LaunchSettings(
         model=served_name(checkpoint.name),
-        tp=row["tp"],
-        pp=row["pp"],
-        dp=row["dp"],
-        ep=row["ep"],
         has_experts=model.has_experts,
-        max_num_batched_tokens=row["max_num_batched_tokens"],
-        max_num_seqs=row["max_num_seqs"],
         max_context=_context(row, model.max_position),
         running=math.ceil(row["effective_concurrency"] / batches),
         memory_fraction=0.0 if profile.memory.room == "datasheet" else profile.memory.fraction,
-        dtype=row["dtype"],
-        kv_dtype=row["kv_dtype"],
         checkpoint_dtype=checkpoint.dtype,
         auto_kv_dtype=profile.memory.auto_kv_dtype(gpu, model.architecture, checkpoint.kv_dtype),
-        num_draft_tokens=row["num_draft_tokens"],
         draft=row["draft"] or "",
         balance_steps=profile.data_parallel.balance_steps,
         pauses=profile.scheduling.pauses_on,
@@ -265,6 +262,7 @@ def _settings(
         address=copy.address.host,
         port=copy.address.port,
         side_port=copy.address.side_port,
+        **{name: row[name] for name in _OF_ROW},
         **lora_settings(spec.lora, profile.lora, profile.name, model.linear_roles),
     )
 

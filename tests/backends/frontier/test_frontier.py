@@ -185,12 +185,13 @@ def test_frontiers_registry_makes_it_and_its_options_have_types(frontier):
     types = frontier.config.resolved_options(type(config))
     assert types["max_num_batched_tokens"] is int
     assert not any(isinstance(kind, str) for kind in types.values())
+    predictor = frontier.adapter.FastroofExecutionTimePredictor
     registry.unregister(dummy)
     registry.register(dummy, int)
     with pytest.raises(fastroof.BackendError, match=r"already has a predictor for DUMMY, int.*unregister"):
-        frontier.adapter._register()
+        frontier.adapter.register(registry, dummy, predictor, "Frontier")
     registry.unregister(dummy)
-    frontier.adapter._register()
+    frontier.adapter.register(registry, dummy, predictor, "Frontier")
 
 
 def run(module, *path):

@@ -239,7 +239,7 @@ def test_a_fork_that_has_a_dummy_of_its_own_is_not_overruled(vidur):
     registry.unregister(dummy)
     registry.register(dummy, int)
     with pytest.raises(fastroof.BackendError, match=r"already has a predictor for DUMMY, int.*unregister"):
-        vidur.adapter._register()
+        vidur.adapter.register(registry, dummy, vidur.adapter.FastroofExecutionTimePredictor, "Vidur")
 
 
 def test_the_command_line_chooses_and_configures_it(vidur, monkeypatch):
