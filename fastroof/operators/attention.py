@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from fastroof.arrays import Array, Floats
-from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, ORIGIN_MODELLED, Column
+from fastroof.columns import DTYPE, KV_DTYPE, ORIGIN_MODELLED, Column
 from fastroof.compiled.layout import FORM_DECODE_RATE, FORM_PREFILL_RATE
 from fastroof.config.gpu import GpuSpec
 from fastroof.operators import external_rows as external
@@ -129,16 +129,7 @@ class AttentionPrefill(PlannedAttention):
             "attention", "context_attention_perf", _PACKAGE_COLUMNS, _package_prefill, _PACKAGE_OPTIONAL
         ),
     )
-    tree_files = (
-        external.TreeFile(
-            "mha",
-            "prefill",
-            (DTYPE, SEQ_LEN, LATENCY),
-            (external.MFU,),
-            ("dtype", "seq_len", "latency_us", "mfu"),
-            _tree_rows,
-        ),
-    )
+    tree_files = (external.attention_file("mha", "prefill", (DTYPE, SEQ_LEN), _tree_rows),)
 
     def q_len(self, columns: Columns) -> Array:
         """New tokens of each sequence."""
@@ -243,16 +234,7 @@ class AttentionDecode(PlannedAttention):
             "attention", "generation_attention_perf", _PACKAGE_COLUMNS, _package_decode, _PACKAGE_OPTIONAL
         ),
     )
-    tree_files = (
-        external.TreeFile(
-            "mha",
-            "decode",
-            (DTYPE, KV_DTYPE, *axes, LATENCY),
-            (external.MFU,),
-            ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
-            _tree_rows,
-        ),
-    )
+    tree_files = (external.attention_file("mha", "decode", (DTYPE, KV_DTYPE, *axes), _tree_rows),)
 
     def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
         """B against (batch, kv_len)."""

@@ -32,26 +32,15 @@ class PlannedAttention(AttentionOperator):
 
     def block(self, tables: RowSource, method: str, shape: HeadShape) -> Floats:
         """Grid block of a head shape for a plan's arena; borrowed nodes are marked."""
-        from fastroof.compiled.grids import cells_of
-
         served = self.grid(tables, shape)
         block = served.grid.arena if method == "roofline" else self._rate_block(served.grid, method)
-        if served.borrowed:
-            block = block.copy()
-            flags = block[cells_of(block).stop :]
-            np.maximum(flags, ORIGIN_BORROWED, out=flags)
-        return block
+        return _borrowed(block) if served.borrowed else block
 
     def block_from_memory(self, tables: RowSource, shape: HeadShape) -> Floats:
         """Grid block of a head shape whose KV cache is never in L2."""
-        from fastroof.compiled.grids import cells_of
-
         served = self.grid(tables, shape)
         block = grid_from_memory(served.grid, shape, tables.gpu.l2_bytes).arena
-        if served.borrowed:
-            flags = block[cells_of(block).stop :]
-            np.maximum(flags, ORIGIN_BORROWED, out=flags)
-        return block
+        return _borrowed(block) if served.borrowed else block
 
     def _rate_block(self, grid: PackedGrid, method: str) -> Floats:
         """Grid block of work / latency, for methods that interpolate MFU.
@@ -114,6 +103,16 @@ class PlannedAttention(AttentionOperator):
         cells[1, :, 0] = self.datasheet.launch_us + cells[0, :, 3] * SIZE_LIMIT
         flags = np.full((2, len(x_axis)), ORIGIN_MODELLED)
         return PackedGrid(y_axis, x_axis, cells, flags, whole).arena
+
+
+def _borrowed(block: Floats) -> Floats:
+    """Return a copy of a grid block whose nodes are marked as borrowed."""
+    from fastroof.compiled.grids import cells_of
+
+    marked = block.copy()
+    flags = marked[cells_of(marked).stop :]
+    np.maximum(flags, ORIGIN_BORROWED, out=flags)
+    return marked
 
 
 _Polynomial = tuple[float, float, float]

@@ -6,14 +6,14 @@ Each operator declares its files and converts their columns; :mod:`fastroof.load
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from fastroof.arrays import Array, Bools
-from fastroof.columns import MEASURED_US, Column
+from fastroof.columns import LATENCY, MEASURED_US, Column
 from fastroof.units import DTYPE_BYTES, US_PER_MS
 
 Raw = Mapping[str, Array]
@@ -95,6 +95,20 @@ class TreeFile:
     computes_in_any_dtype: bool = False
     named_by_heads: bool = True
     draws_tokens: bool = False
+
+
+def attention_file(
+    kind: str,
+    phase: str,
+    sizes: Sequence[Column],
+    convert: Callable[[Raw, Heads], dict[str, Array]],
+    *,
+    computes_in_any_dtype: bool = False,
+) -> TreeFile:
+    """Tree file of attention: sizes, the latency and the file's own MFU, also in files without a header."""
+    required = (*sizes, LATENCY)
+    order = tuple(column.name for column in (*required, MFU))
+    return TreeFile(kind, phase, required, (MFU,), order, convert, computes_in_any_dtype)
 
 
 def dtype_names(words: Array) -> Array:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Final
 import numpy as np
 
 from fastroof.arrays import Array, Bools, Floats
-from fastroof.columns import DTYPE, KV_DTYPE, LATENCY, Column
+from fastroof.columns import DTYPE, KV_DTYPE, Column
 from fastroof.errors import LookupInputError
 from fastroof.operators import external_rows as external
 from fastroof.operators.attention_work import (
@@ -262,14 +262,8 @@ class MlaPrefill(RaggedPrefill):
         ),
     )
     tree_files = (
-        external.TreeFile(
-            "mla",
-            "prefill",
-            (DTYPE, SEQ_LEN, LATENCY),
-            (external.MFU,),
-            ("dtype", "seq_len", "latency_us", "mfu"),
-            _prefill_from_tree,
-            computes_in_any_dtype=True,
+        external.attention_file(
+            "mla", "prefill", (DTYPE, SEQ_LEN), _prefill_from_tree, computes_in_any_dtype=True
         ),
     )
 
@@ -318,14 +312,7 @@ class MlaDecode(RaggedOperator):
         ),
     )
     tree_files = (
-        external.TreeFile(
-            "mla",
-            "decode",
-            (DTYPE, KV_DTYPE, *DECODE_AXES, LATENCY),
-            (external.MFU,),
-            ("dtype", "kv_dtype", "batch_size", "kv_len", "latency_us", "mfu"),
-            _decode_from_tree,
-        ),
+        external.attention_file("mla", "decode", (DTYPE, KV_DTYPE, *DECODE_AXES), _decode_from_tree),
     )
 
     @staticmethod

@@ -73,11 +73,10 @@ def load_spec(
     for key, value in (changes or {}).items():
         both = isinstance(value, Mapping) and isinstance(values.get(key), Mapping) and key in _ADDED
         values[key] = {**values[key], **value} if both else value
+    kind: type[Spec] = DeploymentSpec if "isl" in values else StepSpec
     if "slo" in values or "workload" in values:
-        return validated(CapacitySpec, top, changes or ())
-    if "isl" in values:
-        return validated(DeploymentSpec, top, changes or ())
-    return validated(StepSpec, top, changes or ())
+        kind = CapacitySpec
+    return validated(kind, top, changes or ())
 
 
 def load_deployment_spec(

@@ -338,8 +338,12 @@ def _at_load(
 
     key = spec.plan_key(row)
     split = {name: row[name] for name in ("tp", "pp", "dp", "ep")}
-    row = {**row, **_workers(row, setting)}
-    copies = {name: [int(row[name])] if row[name] else None for name in _COPIES}
+    first, workers = setting.prefill_workers, int(row["prefill_workers"] + row["decode_workers"])
+    row = {**row, "prefill_workers": first, "decode_workers": workers - first}
+    copies = {
+        name: [int(row[name])] if row[name] else None
+        for name in ("replicas", "prefill_workers", "decode_workers")
+    }
     limits = {name: getattr(setting, name) for name in ("max_num_batched_tokens", "max_num_seqs")}
     same = ("mode", "dtype", "kv_dtype", "isl", "osl", "prefix_hit")
     changes: dict[str, Any] = {
@@ -356,15 +360,6 @@ def _at_load(
     return {**(rows[0] if rows else row), **limits, "exceeds": None}
 
 
-def _workers(row: Mapping[str, Any], setting: Setting) -> dict[str, int]:
-    """Return the workers of a setting, the same number as the row's in all."""
-    workers = int(row["prefill_workers"] + row["decode_workers"])
-    return {
-        "prefill_workers": setting.prefill_workers,
-        "decode_workers": workers - setting.prefill_workers,
-    }
-
-
 def family_of(spec: DeploymentSpec, row: Mapping[str, Any]) -> str:
     """Return the family of a row, or of the sizes of a layout, one of :data:`FAMILIES`."""
     if row["mode"] == "disaggregated":
@@ -373,6 +368,3 @@ def family_of(spec: DeploymentSpec, row: Mapping[str, Any]) -> str:
     if row["tp"] * row["pp"] * row["dp"] <= min(node, TP_SIZES[-1]):
         return FAMILIES[0]
     return FAMILIES[2] if row["pp"] > 1 else FAMILIES[1]
-
-
-_COPIES: Final = ("replicas", "prefill_workers", "decode_workers")

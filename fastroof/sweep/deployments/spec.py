@@ -22,7 +22,6 @@ from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import load_engine
 from fastroof.engines.front_end import NAMES, front_end_given
-from fastroof.errors import PlanError
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO as ANY_ROUTING
 from fastroof.models.layout import ALL_TP_SIZES
@@ -204,19 +203,13 @@ class DeploymentSpec(CandidateSpec):
     @classmethod
     def _check_front_end(cls, value: Any) -> str | float | None:
         """Check a named front end or its milliseconds."""
-        try:
-            return None if value is None else front_end_given("front_end", value)
-        except PlanError as error:
-            raise ValueError(str(error)) from None
+        return None if value is None else front_end_given("front_end", value)
 
     @field_validator("lora")
     @classmethod
     def _check_lora(cls, value: str | None) -> str | None:
-        try:
-            # of a folder, what was read: its file may change before the sweep goes on
-            return None if value is None else Lora.of(value).words
-        except PlanError as error:
-            raise ValueError(str(error)) from None
+        # of a folder, what was read: its file may change before the sweep goes on
+        return None if value is None else Lora.of(value).words
 
     @field_validator("rate", mode="before")
     @classmethod
