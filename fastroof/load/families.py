@@ -53,14 +53,9 @@ class PairedPoints:
     a_us: Floats
     b_us: Floats
 
-    @property
-    def in_both(self) -> Bools:
-        """Points in both tables."""
-        return ~np.isnan(self.a_us) & ~np.isnan(self.b_us)
-
     def common(self) -> PairedPoints:
         """Return the points in both tables."""
-        return self.some(self.in_both)
+        return self.some(~np.isnan(self.a_us) & ~np.isnan(self.b_us))
 
     def some(self, rows: Bools | Longs) -> PairedPoints:
         """Return a selection of points."""

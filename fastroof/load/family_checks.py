@@ -88,8 +88,10 @@ def find_unsound(table: MeasuredTable, siblings: Sequence[MeasuredTable] = ()) -
         )
         if found is not None:
             complete.append(found)
-    known = [family.keys for family in complete]
-    falls = [family for family in find_falls(operator, columns) if not any(_within(family, k) for k in known)]
+    known = [family.keys.items() for family in complete]
+    falls = [
+        fall for fall in find_falls(operator, columns) if not any(fall.keys.items() >= keys for keys in known)
+    ]
     return (*complete, *falls)
 
 
@@ -279,10 +281,6 @@ def _agree(operator: str, parts: list[Columns]) -> bool:
 
 def _floor(latency_us: Floats) -> float:
     return float(np.quantile(latency_us, FLOOR_SHARE))
-
-
-def _within(family: UnsoundFamily, keys: Mapping[str, tuple[Any, ...]]) -> bool:
-    return all(family.keys.get(name) == cells for name, cells in keys.items())
 
 
 def _digits(value: float) -> float:

@@ -193,10 +193,6 @@ class AttentionModule(RaggedOperator):
         """(query, token) pairs of a sequence, at most ``most`` per query."""
         return causal_pairs(q_len, kv_len, most) if "q_len" in self.axis_names else attended(kv_len, most)
 
-    def fastest_dtype(self, columns: Columns) -> Array:
-        """Some kernels compute attention in the KV cache's dtype."""
-        return columns["kv_dtype"]
-
 
 class LatentModule(AttentionModule):
     """A block of latent attention of a model with known widths."""
@@ -281,10 +277,6 @@ class MlaPrefill(RaggedPrefill):
             )
         ]
 
-    def fastest_dtype(self, columns: Columns) -> Array:
-        """Some kernels compute in the KV cache's dtype."""
-        return columns["kv_dtype"]
-
     def moved_bytes(self, columns: Columns) -> Floats:
         """Bytes with separate keys and values per query head."""
         heads = columns["num_q_heads"]
@@ -327,10 +319,6 @@ class MlaDecode(RaggedOperator):
             columns["num_q_heads"], width, columns["kv_len"], columns["batch_size"]
         )
         return [WorkPart(flops, "bf16")]
-
-    def fastest_dtype(self, columns: Columns) -> Array:
-        """Some kernels compute in the KV cache's dtype."""
-        return columns["kv_dtype"]
 
     def moved_bytes(self, columns: Columns) -> Floats:
         """Bytes of one latent vector per token, as a number of KV heads of the mean width."""

@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Array, Flags, Floats
-from fastroof.columns import ORIGIN, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
+from fastroof.columns import KV_DTYPE, ORIGIN, ORIGIN_BORROWED, ORIGIN_EXTRAPOLATED, ORIGIN_MEASURED
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import MissingTableError
 from fastroof.operators.attention_work import NO_PREFIX, PREFILL_ABOUT, PREFILL_AXES, PrefixUs, check_kv_len
@@ -147,10 +147,6 @@ class RaggedOperator(Operator):
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """FLOPs of every row, by dtype."""
 
-    def fastest_dtype(self, columns: Columns) -> Array | None:
-        """Faster dtype that some kernels of the rows compute in; None if there is none."""
-        return None
-
     def flops(self, columns: Columns) -> Floats:
         """FLOPs of every row."""
         return np.asarray(sum(part.flops for part in self.parts(columns)))
@@ -163,12 +159,12 @@ class RaggedOperator(Operator):
         """FLOPs and both peaks of every row, from parts that are counted once."""
         parts = self.parts(columns)
         total, seconds = np.asarray(sum(part.flops for part in parts)), _seconds(parts, gpu)
-        fastest = self.fastest_dtype(columns)
         peak = total / seconds
-        if fastest is None:
+        if KV_DTYPE not in self.keys:
             return total, peak, peak
         dtypes = [np.broadcast_to(p.dtype, p.flops.shape) for p in parts]
-        peaks = dtype_peaks(fastest, gpu)
+        # some kernels compute in the KV cache's dtype
+        peaks = dtype_peaks(columns["kv_dtype"], gpu)
         least = sum(p.flops / np.fmax(dtype_peaks(d, gpu), peaks) for p, d in zip(parts, dtypes, strict=True))
         return total, peak, total / np.asarray(least)
 

@@ -42,26 +42,11 @@ _COMPILERS_OWN: Final = ("memcpy", "memset", "memmove")
 
 
 def object_code(cpu: str | None = None, target: str | None = None) -> bytes:
-    """Compile the functions of fastroof_step.h, position-independent.
+    """Compile the functions of fastroof_step.h, position-independent; they call nothing but POSIX.
 
-    Parameters
-    ----------
-    cpu : str, optional
-        LLVM's name of the oldest CPU that it is to run on: x86-64-v3, x86-64-v2, znver4, neoverse-n1, ...;
-        ``host`` is this machine's. x86-64-v3 by default, on other architectures what all of them have.
-    target : str, optional
-        One of :data:`TARGETS`, if the programs run on another system than this one.
-
-    Returns
-    -------
-    bytes
-        An object file of the target's format. It calls nothing but POSIX, see
-        :data:`fastroof.compiled.c_api.C_LIBRARY`.
-
-    Raises
-    ------
-    BackendError
-        If LLVM does not know the CPU, the target is not one of those, or loops are not compiled here.
+    ``cpu`` is LLVM's name of the oldest CPU to run on: x86-64-v3, x86-64-v2, znver4, neoverse-n1, ...;
+    ``host`` is this machine's. By default x86-64-v3, on other architectures what all of them have.
+    ``target`` is one of :data:`TARGETS`, by default this system.
     """
     if target is not None and target not in TARGETS:
         raise BackendError(f"there is no object code for {target!r}: {', '.join(TARGETS)} can be targets")
