@@ -10,7 +10,7 @@ import pytest
 
 from fastroof.errors import TableError
 from fastroof.load.sources import list_sources
-from fastroof.load.unsound import families_error, unsound, unsound_families
+from fastroof.load.unsound import families_error, unsound_families
 from fastroof.load.write import toml_text
 
 FLAT: dict[str, Any] = {
@@ -31,6 +31,12 @@ FALLS: dict[str, Any] = {
 
 def provenance_with(*entries: dict[str, Any]) -> dict[str, Any]:
     return {"gpu": "h100", "operators": {"gemm": {"unsound": list(entries)}}}
+
+
+def unsound(provenance, operator, key):
+    """Reason why rows of a kernel do not serve; None if they do."""
+    found = (one for one in unsound_families(provenance, operator) if not one.serves and one.holds_key(key))
+    return next((one.reason for one in found), None)
 
 
 def test_a_kernel_of_an_unserved_family_has_a_reason() -> None:
