@@ -109,9 +109,9 @@ class ServeLimits:
         _check_count(num_requests, self.max_detailed_requests, requests, " that asks for more than times")
 
 
-def _check_count(count: int, most: int, what: str, asks: str = "") -> None:
+def _check_count(count: int, most: int, what: str, clause: str = "") -> None:
     if count > most:
-        raise BackendError(f"{what} are more than the {most} of a message{asks}: send several")
+        raise BackendError(f"{what} are more than the {most} of a message{clause}: send several")
 
 
 def call_stop(limit_s: int) -> Stop:
