@@ -72,6 +72,8 @@ def shipped_programs() -> list[Component]:
     components = []
     for path in sorted((CHECKOUT / "fastroof").rglob("provenance.toml")):
         told = tomllib.loads(path.read_text("utf-8"))
+        if "package" not in told:  # the files of a new GPU
+            continue
         name, version = told["package"], told["package_version"]
         folder = path.parent.relative_to(CHECKOUT).as_posix()
         components.append(
