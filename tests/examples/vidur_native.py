@@ -20,7 +20,7 @@ from fastroof.backends.vidur.native import FastroofPredictorConfig
 
 def simulation(plan: fastroof.StepPlan, folder: str) -> v.SimulationConfig:
     """Describe 300 requests to one replica; fastroof comes in by one argument."""
-    lengths = v.UniformRequestLengthGeneratorConfig(max_num_batched_tokens=2048, prefill_to_decode_ratio=8.0)
+    lengths = v.UniformRequestLengthGeneratorConfig(max_tokens=2048, prefill_to_decode_ratio=8.0)
     arrivals = v.PoissonRequestIntervalGeneratorConfig(qps=15.0)
     replica = v.ReplicaConfig("meta-llama/Llama-3-8B", num_pipeline_stages=1, tensor_parallel_size=plan.tp)
     return v.SimulationConfig(

@@ -120,7 +120,7 @@ def vidur_times(
             prefill_scale_factor=1,
             decode_scale_factor=1,
             time_scale_factor=1,
-            max_num_batched_tokens=_LONGEST,
+            max_tokens=_LONGEST,
         ),
         execution_time_predictor_config=FastroofPredictorConfig.of(plan, cache_dir=str(folder / "cache")),
         metrics_config=v.MetricsConfig(

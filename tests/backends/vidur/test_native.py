@@ -106,7 +106,7 @@ def simulate(
     monkeypatch.setattr(FastroofPredictor, "get_execution_time", watched)
     replica = vidur.ReplicaConfig(MODEL, num_pipeline_stages=1, tensor_parallel_size=plan.tp)
     lengths = vidur.UniformRequestLengthGeneratorConfig(
-        min_tokens=200, max_num_batched_tokens=2048, prefill_to_decode_ratio=8.0
+        min_tokens=200, max_tokens=2048, prefill_to_decode_ratio=8.0
     )
     requests = vidur.SyntheticRequestGeneratorConfig(
         length_generator_config=lengths,
