@@ -145,7 +145,7 @@ def plain_python(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings
 
 def vidur(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, metrics: bool) -> Baseline:
     """Vidur 0.0.26 on the same trace, with the same plan; ImportError where it is not installed."""
-    version("vidur")  # what tests put in its place is no distribution
+    version("vidur")  # a stand-in of the tests is not installed
     vidur_times = import_module("fastroof.backends.vidur.trace_run").vidur_times
     assert settings.num_gpu_blocks is not None
 

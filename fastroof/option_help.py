@@ -13,7 +13,7 @@ from fastroof.errors import FastroofError
 
 ALL: Final = "--help-all"
 FEW: Final = 14
-"""Commands with this number of options or fewer show all of them."""
+"""Commands with this number of options, --help included, or fewer show all of them."""
 
 _MOST_USED: Final = (
     "model", "gpu", "gpus", "isl", "osl", "clients", "rate", "trace", "ttft", "tpot", "decode", "prefill",
@@ -33,7 +33,7 @@ _GROUPS: Final = {
     "Limits": """ttft tpot itl e2e percentile mean slo objective
         fewest by_hour draws steady max_model_len""",
     "Engine": """engine front_end max_num_batched_tokens max_num_seqs num_gpu_blocks block_size
-        async_scheduling order chunked_prefill prefill_schedule_interval reserve_output
+        async_scheduling order chunked_prefill prefill_schedule_interval
         timeout router prefix_cache kv_tiers
         autoscale min_replicas max_replicas startup scale_interval scale_down_delay prefill_replicas
         decode_replicas prefill_tp kv_bandwidth back_pressure too_long
@@ -73,7 +73,7 @@ _MEANINGS: Final = {word: option for option, words in _MEANT.items() for word in
 
 
 def meant(given: str, known: list[str]) -> str:
-    """Return the option that a wrong name means, or else is close to it; empty if there is none."""
+    """Return the option that a wrong name means, or the closest one; empty without a close one."""
     import difflib
 
     word = given.lstrip("-").replace("_", "-")
@@ -105,10 +105,10 @@ class HelpfulCommand(TyperCommand):
         params = [one for one in self.get_params(ctx) if one.get_help_record(ctx)]
         options = [one for one in params if one.param_type_name == "option"]
         shown = {_name(one) for one in options}
-        is_short = len(options) > FEW and ALL not in ctx.meta
+        is_short = self._is_short(ctx)
         if is_short:
             used = [name for name in _MOST_USED if name in shown][:10]
-            shown = {*used, "json", "help", *(_name(one) for one in options if one.required)}
+            shown &= {*used, "json", "help", *(_name(one) for one in options if one.required)}
         groups: dict[str, list[Any]] = {
             "Arguments": [],
             **{name: [] for name in _GROUPS},
@@ -125,14 +125,18 @@ class HelpfulCommand(TyperCommand):
                     formatter.write_dl(records)
         if is_short:
             formatter.write_paragraph()
-            formatter.write_text(
-                f"{len(options) - len(shown)} more options, and the keys of --json: {ctx.command_path} {ALL}"
-            )
+            keys = ", and the keys of --json" if "json" in shown else ""
+            formatter.write_text(f"{len(options) - len(shown)} more options{keys}: {ctx.command_path} {ALL}")
+
+    def _is_short(self, ctx: Any) -> bool:
+        """Return whether some options are left to --help-all."""
+        shown = [one for one in self.get_params(ctx) if one.get_help_record(ctx)]
+        return ALL not in ctx.meta and sum(one.param_type_name == "option" for one in shown) > FEW
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the examples, what follows them only in the whole help, and the columns of tables."""
         whole = inspect.cleandoc(self.epilog or "")
-        cut = ALL not in ctx.meta and sum(one.param_type_name == "option" for one in self.params) > FEW
+        cut = self._is_short(ctx)
         formatter.write_paragraph()
         with formatter.indentation():
             formatter.write_text(whole.partition("\n\n\b\nJSON")[0] if cut else whole)

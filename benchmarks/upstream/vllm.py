@@ -45,7 +45,7 @@ LLAMA = {
 
 
 class Run(NamedTuple):
-    """A load and settings of the engine, by vLLM's names and by fastroof's where they differ."""
+    """A load, and settings of the engine by vLLM's names."""
 
     name: str
     trace: fastroof.Trace

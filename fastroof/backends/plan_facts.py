@@ -41,11 +41,7 @@ def plan_facts(
     def memory(of: StepPlan) -> dict[str, int | None]:
         if max_num_batched_tokens is None and max_num_seqs is None:
             return of.memory.facts()
-        given: dict[str, Any] = {
-            "max_num_batched_tokens": max_num_batched_tokens,
-            "max_num_seqs": max_num_seqs,
-        }
-        return of.memory_of(**given).facts()
+        return of.memory_of(max_num_batched_tokens=max_num_batched_tokens, max_num_seqs=max_num_seqs).facts()
 
     sizes = {name: int(getattr(layout, name)) for name in ("tp", "pp", "dp", "ep", "moe_tp", "cp")}
     return {

@@ -28,7 +28,7 @@ default engine is {DEFAULT_ENGINE}.
 """
 
 PlansArgument = Annotated[
-    list[str], typer.Argument(metavar="PLAN...", help="MODEL[,KEY=VALUE...], as llama-3.1-70b,tp=4.")
+    list[str], typer.Argument(metavar="PLAN...", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.")
 ]
 PlanArgument = Annotated[
     str, typer.Argument(metavar="PLAN", help="MODEL[,KEY=VALUE...], such as llama-3.1-70b,tp=4.")

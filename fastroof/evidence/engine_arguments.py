@@ -14,7 +14,7 @@ from fastroof.engines import EngineProfile, engine_of_version, serving_engines
 from fastroof.engines.scheduling import PAUSES
 from fastroof.errors import ModelError, TableError
 from fastroof.evidence.engine_files import engine_by_flags, settings_of_file
-from fastroof.evidence.engine_flags import ENGINE_FLAGS, SETTINGS, names_of, spelled
+from fastroof.evidence.engine_flags import ENGINE_FLAGS, FALSE, SETTINGS, names_of, spelled
 from fastroof.evidence.speculative_flags import (
     NO_DRAFT,
     SYNTHETIC,
@@ -38,7 +38,6 @@ CHECKPOINTS: Final = (
 """Quantization methods that name how the checkpoint is read, not its format."""
 
 TRUE: Final = ("true", "1", "yes", "on")
-FALSE: Final = ("false", "0", "no", "off")
 PREFILL_BACKENDS: Final = ("disabled", "breakable", "tc_piecewise", "full")
 MOST_GPUS: Final = 1024
 

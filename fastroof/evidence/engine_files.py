@@ -297,10 +297,10 @@ def _of_launch(path: Path, launch: _Launch) -> EngineFile:
 
 
 def _at(node: Any, place: Place) -> Any:
-    """Return the value at a place, None if there is none; text on the way is YAML."""
-    for key in place:
-        if isinstance(node, str):
-            node = parse_yaml(node, "a ConfigMap", TableError)[:1]
+    """Return the value at a place, None if there is none; text under a key that ends in .yaml is parsed."""
+    for before, key in zip(("", *place), place, strict=False):
+        if isinstance(node, str) and str(before).endswith(".yaml"):
+            node = parse_yaml(node, f"a ConfigMap's {before}", TableError)[:1]
             node = node[0] if node else None
         if isinstance(node, Mapping):
             node = node.get(key)

@@ -20,6 +20,9 @@ SETTINGS: Final = (
 )  # fmt: skip
 """Names that a user's file may use in addition to the engine's flags."""
 
+FALSE: Final = ("false", "0", "no", "off")
+"""Values that switch a flag off."""
+
 
 class EngineFlags(NamedTuple):
     """The flags of an engine, by their effect; families are those that begin alike.
@@ -39,8 +42,8 @@ class EngineFlags(NamedTuple):
     def changes_steps(self, flag: str, value: str | None) -> bool:
         """Whether a flag changes steps in a way that is not modelled; sizes of 1 and zeros change nothing."""
         name = spelled(flag)
-        least = ("1",) if name.endswith(("size", "cp")) else ()
-        is_off = (value or "").lower() in ("0", "0.0", "false", "none", "null", *least)
+        least = ("1",) if name.endswith("size") or name in ("dcp", "pcp") else ()
+        is_off = (value or "").lower() in (*FALSE, "0.0", "none", "null", *least)
         return name.startswith(tuple(self.changing)) and not is_off
 
     def knows(self, flag: str) -> bool:

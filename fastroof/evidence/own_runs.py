@@ -100,7 +100,7 @@ def read_own_runs(
         started.append(steps_read.engine)
     for arguments in started:
         warnings += arguments.warnings
-        if arguments.changing:
+        if arguments.changing and arguments in engines.values():
             listed = ", ".join(arguments.changing)
             warnings.append(f"no fit takes runs with {listed}: it changes steps and is not modelled")
     warnings += steps_read.notes

@@ -97,7 +97,7 @@ def verdicts(runs: Sequence[ComparedRun]) -> dict[str, list[str]]:
     for (finding, look_at, *_), group in alike.items():
         words = []
         for figures in zip(*(run.by for run in group), strict=True):
-            ends = dict.fromkeys(f"{ratio(figure.ratio for figure in figures):.2f}" for ratio in (min, max))
+            ends = dict.fromkeys(f"{end(figure.ratio for figure in figures):.2f}" for end in (min, max))
             words.append(f"{figures[0].quantity.upper()} {' to '.join(ends)}")
         sentence = f"{finding}, {' and '.join(words)} times the prediction"
         found[f"{sentence}: look at {look_at}" if look_at else sentence] = [run.run for run in group]

@@ -131,7 +131,7 @@ def estimate_run(row: OwnRow, plans: Plans, profile: EngineProfile) -> ServingEs
     """Estimate a run at its clients, or at its rate and the requests in flight of the estimated latency."""
     plan, run = plans.get(row, profile), row.run
     speculation = plans.speculation(row, plan)
-    if run is None or not run.has_rate or row.left_out:
+    if run is None or not run.has_rate:
         return estimate_row(row, plan, speculation, with_error=True)
     rate_per_ms, own = run.running / run.latency_s / MS_PER_S, float(run.arrivals == POISSON)
     most = run.clients if run.clients >= 1.0 else math.inf

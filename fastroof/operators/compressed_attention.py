@@ -172,7 +172,7 @@ def _latency_us(kernel: RaggedTable, at: tuple[Floats, ...]) -> Floats:
     return latency_us
 
 
-class _Compressed(mla.AttentionModule):
+class _Compressed(mla.PickingModule):
     """Base of blocks over a compressed cache."""
 
     ratio: ClassVar[int]
@@ -197,15 +197,8 @@ class _Compressed(mla.AttentionModule):
         scored = batch * self.pairs(q_len, kv_len) / self.ratio if self.ratio == CSA else 0.0 * batch
         return block_parts(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
 
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, and the part of the cache that all queries may pick."""
-        return self._moved(columns, self.sizes(columns)[1])
-
-    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """Bytes if all queries of a sequence pick the same entries."""
-        return self._moved(columns, np.asarray(1.0))
-
-    def _moved(self, columns: Columns, picking: Floats) -> Floats:
+    def bytes_if(self, columns: Columns, picking: Floats) -> Floats:
+        """Weights, tokens in and out, and picked entries of the cache."""
         batch, q_len, kv_len = self.sizes(columns)
         # picking is 0 without new tokens
         most = np.maximum(picking, 1.0) * self.most(columns)

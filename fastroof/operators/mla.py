@@ -6,6 +6,7 @@ queries, so that one latent vector per token is key and value of all heads.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Final
 
@@ -192,6 +193,22 @@ class AttentionModule(RaggedOperator):
     def pairs(self, q_len: Floats, kv_len: Floats, most: Real = np.inf) -> Floats:
         """(query, token) pairs of a sequence, at most ``most`` per query."""
         return causal_pairs(q_len, kv_len, most) if "q_len" in self.axis_names else attended(kv_len, most)
+
+
+class PickingModule(AttentionModule):
+    """A block whose queries attend to some of the cached tokens, which they pick."""
+
+    @abstractmethod
+    def bytes_if(self, columns: Columns, picking: Floats) -> Floats:
+        """Bytes if so many queries of a sequence pick tokens of their own."""
+
+    def moved_bytes(self, columns: Columns) -> Floats:
+        """Weights, tokens in and out, and what of the cache all queries may pick."""
+        return self.bytes_if(columns, self.sizes(columns)[1])
+
+    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
+        """Bytes if all queries of a sequence pick the same."""
+        return self.bytes_if(columns, np.asarray(1.0))
 
 
 class LatentModule(AttentionModule):

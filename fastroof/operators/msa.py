@@ -15,7 +15,7 @@ import numpy as np
 from fastroof.arrays import Array, Floats
 from fastroof.operators.attention_work import DECODE_AXES
 from fastroof.operators.external_rows import MEASURED, ExternalRows, PackageFile, Raw, others, text_columns
-from fastroof.operators.mla import MODULE_COLUMNS, AttentionModule, check_model, decodes, module_rows, prompts
+from fastroof.operators.mla import MODULE_COLUMNS, PickingModule, check_model, decodes, module_rows, prompts
 from fastroof.operators.operator import Columns, DatasheetClass, Key, element_bytes
 from fastroof.operators.ragged import WorkPart
 from fastroof.operators.sparse_attention import SparsePrefill
@@ -61,7 +61,7 @@ def _bytes(columns: Columns, tokens: Floats, scored: Floats, read: Floats) -> Fl
     return np.asarray(_weights(columns) * element_bytes(columns["dtype"]) + kv + in_and_out)
 
 
-class _Msa(AttentionModule):
+class _Msa(PickingModule):
     """Base of prefill and decode."""
 
     def check_key(self, key: Key) -> None:
@@ -74,15 +74,8 @@ class _Msa(AttentionModule):
         scored, picked = (batch * self.pairs(q_len, kv_len, most) for most in (np.inf, _PICKED))
         return _work(columns, batch * q_len, scored, picked)
 
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, the indexer's keys, and cached tokens that all queries may pick."""
-        return self._moved(columns, self.sizes(columns)[1])
-
-    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """Bytes if all queries of a sequence pick the same blocks."""
-        return self._moved(columns, np.asarray(1.0))
-
-    def _moved(self, columns: Columns, picking: Floats) -> Floats:
+    def bytes_if(self, columns: Columns, picking: Floats) -> Floats:
+        """Weights, tokens in and out, the indexer's keys, and picked tokens."""
         batch, q_len, kv_len = self.sizes(columns)
         return _bytes(columns, batch * q_len, batch * kv_len, batch * np.minimum(kv_len, picking * _PICKED))
 

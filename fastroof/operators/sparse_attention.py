@@ -207,7 +207,7 @@ def _indexer_bytes(columns: Columns, cached: Floats) -> Floats:
 _DEFAULTS: Final = {"dtype": "bf16", "kv_dtype": "bf16", "attn_dtype": "bf16", "model": "deepseek-v3.2"}
 
 
-class _Dsa(mla.LatentModule):
+class _Dsa(mla.PickingModule, mla.LatentModule):
     """Base of prefill and decode."""
 
     def is_dense(self, columns: Columns) -> Array:
@@ -230,15 +230,8 @@ class _Dsa(mla.LatentModule):
             WorkPart(np.where(is_dense, expanded, latent), columns["attn_dtype"]),
         ]
 
-    def moved_bytes(self, columns: Columns) -> Floats:
-        """Weights, tokens in and out, cached tokens that all queries may pick, the indexer's keys once."""
-        return self._bytes(columns, self.sizes(columns)[1])
-
-    def least_bytes(self, columns: Columns, moved_bytes: Floats) -> Floats:
-        """Bytes if all queries of a sequence pick the same tokens."""
-        return self._bytes(columns, np.asarray(1.0))
-
-    def _bytes(self, columns: Columns, picking: Floats) -> Floats:
+    def bytes_if(self, columns: Columns, picking: Floats) -> Floats:
+        """Weights, tokens in and out, picked tokens, and the indexer's keys once."""
         batch, q_len, kv_len = self.sizes(columns)
         read = np.minimum(kv_len, picking * mla.shapes_of(columns["model"]).topk)
         own = mla.module_bytes(columns, batch * q_len, batch * read)

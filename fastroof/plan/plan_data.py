@@ -124,7 +124,7 @@ class PlanData:
 
     @property
     def is_beyond_evidence(self) -> bool:
-        """Whether its card is your own or modelled, or its kernels or costs of layers are those of others.
+        """Whether its card is your own or modelled, or kernels or layer costs come from a donor.
 
         Its engine's errors on measured runs do not cover these; its own step error does.
         """

@@ -198,11 +198,16 @@ def batch_error(plan: PlanData, errors: StepErrors | None, batch: StepBatch, tim
     return _relative(plan, total, times.latency_us)
 
 
-def decode_origins(plan: PlanData, decodes: Any, kv_len: Any, has_drafts: bool = False) -> Flags:
-    """Return the origins of mean decode steps at the nearest sizes; steps that verify drafts are modelled."""
+def mean_decodes(plan: PlanData, decodes: Any, kv_len: Any) -> tuple[Longs, Longs]:
+    """Return the nearest whole sizes of mean decode steps that a plan times."""
     most = min(plan.max_num_seqs, plan.max_num_batched_tokens)
     batch = np.atleast_1d(np.clip(np.rint(decodes), 1, most)).astype(np.int64)
-    kv = np.atleast_1d(np.maximum(np.rint(kv_len), 1)).astype(np.int64)
+    return batch, np.atleast_1d(np.maximum(np.rint(kv_len), 1)).astype(np.int64)
+
+
+def decode_origins(plan: PlanData, decodes: Any, kv_len: Any, has_drafts: bool = False) -> Flags:
+    """Return the origins of mean decode steps at the nearest sizes; steps that verify drafts are modelled."""
+    batch, kv = mean_decodes(plan, decodes, kv_len)
     origins = np.full(len(batch), ORIGIN_MODELLED, np.uint8)
     if not has_drafts:
         steps.decode_origins(plan.arena, batch, kv, origins)

@@ -32,7 +32,6 @@ MOST_BLOCK_TOKENS: Final = 2**16
 MOST_REPLICAS: Final = 4096
 """Maximum number of replicas."""
 
-_SIZES: Final = ("max_num_batched_tokens", "max_num_seqs")
 _FLAGS: Final = ("chunked_prefill", "admit_whole_prompt", "reserve_output", "async_scheduling")
 
 
@@ -225,7 +224,8 @@ class EngineSettings:
             chosen = _with_room_for(
                 chosen, plan, drafts.tokens, is_given=given.get("max_num_seqs") is not None
             )
-        for name, limit in (*zip(_SIZES, _SIZES, strict=True), _SIZES[::-1]):
+        tokens_of, seqs_of = "max_num_batched_tokens", "max_num_seqs"
+        for name, limit in ((tokens_of, tokens_of), (seqs_of, seqs_of), (seqs_of, tokens_of)):
             most, whose = getattr(plan, limit), "" if name == limit else f"{limit} "
             if getattr(chosen, name) > most:
                 raise SimulationError(

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.errors import PlanError, TableError
-from fastroof.plan.step_error import stated_error
+from fastroof.plan.step_error import mean_decodes, stated_error
 from fastroof.simulation.requests import LIMITS, RequestTimes
 
 if TYPE_CHECKING:
@@ -39,10 +39,9 @@ class StepError(NamedTuple):
 
 def step_error(plan: StepPlan, decodes: float, kv_len: float, *, has_drafts: bool = False) -> StepError:
     """Return the error of a simulation's steps."""
-    most = min(plan.max_num_seqs, plan.max_num_batched_tokens)
-    batch, kv = min(max(round(decodes), 1), most), max(round(kv_len), 1)
     if has_drafts:
         return StepError(math.nan, "unknown: steps that verify draft tokens were not measured")
+    batch, kv = (int(size[0]) for size in mean_decodes(plan, decodes, kv_len))
     is_judged = not plan.error_source.is_datasheet and not plan.is_beyond_evidence
     if plan.profile.errors.tpot and is_judged:
         stated = float(stated_error(plan, plan.decode_us(batch, kv)))

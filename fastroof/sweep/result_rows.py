@@ -20,9 +20,7 @@ if TYPE_CHECKING:
 CHOICE_PLACE: Final = (
     Column("place", "int", "", "1 for the recommended deployment of a model and load, then the runners-up"),
     Column("standing", "text", "", "best, tie (as good within the errors) or behind"),
-    Column(
-        "behind", "float", "", "share that the best has more; below 0 if a simpler one that ties is first"
-    ),
+    Column("behind", "float", "", "shortfall relative to the first; below 0: ahead of it, but less simple"),
 )
 """Columns of an answer's choices that precede those of their rows."""
 

@@ -148,9 +148,8 @@ def _explain(served: ServedPlans, message: messages.Explain) -> dict[str, Any]:
 
 
 def _memory(served: ServedPlans, message: messages.Memory) -> dict[str, Any]:
-    given = {"max_num_batched_tokens": message.max_num_batched_tokens, "max_num_seqs": message.max_num_seqs}
-    sizes = {name: size for name, size in given.items() if size is not None}
-    return plan_facts(served.plan(message.plan), **sizes)
+    sizes = message.max_num_batched_tokens, message.max_num_seqs
+    return plan_facts(served.plan(message.plan), max_num_batched_tokens=sizes[0], max_num_seqs=sizes[1])
 
 
 def _pipeline(served: ServedPlans, message: messages.Pipeline) -> dict[str, Any]:

@@ -4,9 +4,10 @@ The command that starts the engine stays as it is; one environment variable repl
 
     FASTROOF_GPU=h100 vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2
 
-The plan follows vLLM's own arguments: model, parallelism, formats, limits. Answers are dummy tokens up to
+The plan follows vLLM's model, tp, ep, KV-cache dtype and limits. ``FASTROOF_PLAN`` sets the dtype of weights
+if ``--quantization`` changes it. Answers are dummy tokens up to
 ``max_tokens``, at the predicted times, so that a router, a gateway or an autoscaler can be load-tested.
-``FASTROOF_GPU`` unset, vLLM does not notice that fastroof is installed.
+Without ``FASTROOF_GPU`` vLLM runs unchanged.
 
 Read and run with vLLM 0.33.0 (Apache-2.0): vllm/v1/executor/abstract.py, vllm/v1/engine/core.py,
 vllm/v1/core/sched/output.py, vllm/platforms/interface.py.
@@ -18,7 +19,7 @@ import os
 from typing import Final
 
 GPU: Final = "FASTROOF_GPU"
-"""Environment variable that names the GPU, and with it the plan's."""
+"""Environment variable that names the GPU to predict."""
 
 PLAN: Final = "FASTROOF_PLAN"
 """Environment variable with more options of the plan as JSON, as ``{"engine": "vllm-0.28"}``."""

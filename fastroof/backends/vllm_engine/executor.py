@@ -17,6 +17,7 @@ from vllm.v1.kv_cache_layout import KVCacheLayout
 from vllm.v1.outputs import ModelRunnerOutput
 
 from fastroof.backends.vllm_engine import GPU, PLAN
+from fastroof.checks import shown
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
 from fastroof.plan import StepPlan, compile_plan
@@ -41,7 +42,7 @@ class Clock:
         return time.monotonic()
 
     def wait_until(self, end_s: float) -> None:
-        """Return at a time of the clock."""
+        """Sleep until the clock reaches a time."""
         time.sleep(max(end_s - time.monotonic(), 0.0))
 
 
@@ -80,7 +81,7 @@ class PlanExecutor(Executor):  # type: ignore[misc]
 
     @classmethod
     def supports_async_scheduling(cls) -> bool:
-        """Return that steps may be scheduled while one runs."""
+        """Return True: steps can be scheduled while another runs."""
         return True
 
     def _init_executor(self) -> None:
@@ -93,6 +94,7 @@ class PlanExecutor(Executor):  # type: ignore[misc]
             self.plan,
             max_num_batched_tokens=scheduler.max_num_batched_tokens,
             max_num_seqs=scheduler.max_num_seqs,
+            block_size=self.cache_config.block_size,
         )
         # only the number of blocks counts: one layer stands for the model
         self._layer = FullAttentionSpec(
@@ -148,10 +150,10 @@ class PlanExecutor(Executor):  # type: ignore[misc]
         return step if non_block else step.result()
 
     def check_health(self) -> None:
-        """Return: it is always healthy."""
+        """Do nothing: there are no workers to check."""
 
     def shutdown(self) -> None:
-        """Return: it holds nothing."""
+        """Do nothing: there are no workers to stop."""
 
     def _rows_of(self, scheduled: SchedulerOutput) -> list[Row]:
         for request in scheduled.finished_req_ids:
@@ -189,6 +191,10 @@ def plan_of(config: VllmConfig) -> StepPlan:
     if not gpu:
         raise BackendError(f"{GPU} is not set; it names the GPU that steps are predicted for, as {GPU}=h100")
     given = parse_json(os.environ.get(PLAN, "{}"), PLAN, BackendError)
+    if not isinstance(given, dict) or "gpu" in given:
+        raise BackendError(
+            f"{PLAN} must be a JSON object of options of compile_plan without gpu; got {shown(given)}"
+        )
     parallel, scheduler, cache = config.parallel_config, config.scheduler_config, config.cache_config
     for name, words in _UNSUPPORTED:
         if getattr(config, name) is not None:

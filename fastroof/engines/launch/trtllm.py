@@ -37,9 +37,8 @@ def server(settings: LaunchSettings, release: str) -> Command:
         *settings.listen_options,
     )
     has_dtype = settings.is_own_kv_dtype or settings.kv_dtype in _KV_DTYPES
-    cache: dict[str, Any] = {
-        "dtype": "auto" if settings.is_own_kv_dtype or not has_dtype else settings.kv_dtype
-    }
+    is_given = has_dtype and not settings.is_own_kv_dtype
+    cache: dict[str, Any] = {"dtype": settings.kv_dtype if is_given else "auto"}
     if settings.memory_fraction:
         cache["free_gpu_memory_fraction"] = settings.memory_fraction
     config: dict[str, Any] = {

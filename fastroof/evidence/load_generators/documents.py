@@ -55,14 +55,14 @@ class _NotJson(TableError):
 
 
 def documents_of(path: Path) -> list[Document]:
-    """Read the JSON objects of a file: one, or one per line (JSON Lines, appended results)."""
+    """Read the documents of a file: JSON, JSON Lines (appended results), YAML, CSV, or printed tables."""
     content = _standard_input() if str(path) == STDIN else read_text(path, TableError, MOST_BYTES)
     if not content.strip():
         raise TableError(f"{path}: empty; expected results of a load generator")
     if TABLE_TITLE in content and not content.lstrip().startswith("{"):
         return _printed_tables(str(path), content)
     if path.suffix.lower() in (".yaml", ".yml"):
-        return [_checked(path, one) for one in parse_yaml(content, str(path), TableError)]
+        return [_checked(path, one) for one in parse_yaml(content, str(path), TableError) or [None]]
     if path.suffix.lower() == ".csv":
         return _csv_documents(str(path), content)
     try:
@@ -162,7 +162,7 @@ def _check_size(where: str, content: str | bytes) -> None:
 
 
 def parsed_number(word: str) -> float | str | None:
-    """Return a number of a text, None if it says that there is none, and other words unchanged."""
+    """Parse a number; None for an empty or unset value, other words unchanged."""
     if word in ("", "None", "not", "unlimited"):
         return None
     try:

@@ -62,7 +62,7 @@ COLUMNS: Final = (
         "",
         "clients of the whole deployment; if a rate was given, those that produce it",
     ),
-    Column("request_rate_per_s", "float", "1/s", "requested rate; empty if clients was requested"),
+    Column("request_rate_per_s", "float", "1/s", "requested rate; empty if clients were given"),
     Column("max_num_batched_tokens", "int", "tokens", "max tokens per step"),
     Column("max_num_seqs", "int", "", "max concurrent requests per replica or worker"),
     Column("prefix_hit", "float", "", "share of a prompt found in the prefix cache", 0),

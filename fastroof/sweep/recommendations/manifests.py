@@ -43,7 +43,7 @@ def label_name(text: str) -> str:
 def kubernetes_files(deployment: Deployment) -> dict[str, str]:
     """Return a Deployment and a Service; for separate workers StatefulSets, and the router that finds them.
 
-    None if a copy does not fit on a node, or there is no engine to start.
+    Empty if a copy does not fit on a node, or there is no engine to start.
     """
     engine = deployment.engine
     if engine is None or deployment.gpus_each > TP_SIZES[-1]:

@@ -267,8 +267,8 @@ def recommend(
     ----------------
     ttft_ms, tpot_ms, itl_ms, request_latency_ms : float, optional
         Maximum time to first token, per output token, between two tokens, and of a request, ms: of the 99th
-        percentile, or of what ``percentile`` says. ``math.inf`` is no limit. Default: for TTFT 1 s more than
-        a prompt alone takes on the fastest compared deployment, for TPOT 50 ms; neither if
+        percentile, or of what ``percentile`` says. ``math.inf`` removes a limit. Default: for TTFT 1 s more
+        than a prompt alone takes on the fastest compared deployment, for TPOT 50 ms; neither if
         ``request_latency_ms`` is given, and ``itl_ms`` replaces that of TPOT. They are in the answers'
         ``default_limits``.
     dtype, kv_dtype : str or sequence of str

@@ -10,7 +10,7 @@ from fastroof.checks import is_number, shown, whole_number
 from fastroof.documents import read_toml
 from fastroof.errors import SweepError
 from fastroof.sweep.deployments import DeploymentSpec
-from fastroof.sweep.recommendations.candidates import MOST_GPUS
+from fastroof.sweep.recommendations.candidates import MOST_GPUS, default_limits
 from fastroof.sweep.recommendations.recommend import (
     MOST_GPUS_TRIED,
     QuestionOptions,
@@ -44,7 +44,7 @@ class Traffic(NamedTuple):
     options : dict of str to object
         Limits and choices, as in :func:`fastroof.sweep.deployment_question`.
     default_limits : mapping of str to float
-        Those of the options that are limits by default.
+        Limits in ``options`` that the question did not give, ms.
     """
 
     model: str
@@ -70,6 +70,9 @@ class SharedSpec(NamedTuple):
 
     def limited(self, traffic: Traffic) -> Traffic:
         """Return the traffic with the limits that it lacks, the same on any number of GPUs."""
+        given = [name for name, value in traffic.options.items() if value is not None]
+        if not default_limits(given, 0.0):
+            return traffic
         # with a prompt on the fewest GPUs that hold the model
         for gpus in (2**power for power in range(MOST_GPUS_TRIED.bit_length())):
             _, limits = with_default_limits(self.question(traffic, gpus), traffic.options)
