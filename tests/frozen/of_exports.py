@@ -95,7 +95,7 @@ def results() -> Answers:
             octets = product.plan_bytes(plan, "name")
             arena_floats, text_bytes = struct.unpack_from("<QQ", octets, 24)
             facts = json.loads(octets[64 + 8 * arena_floats :][: text_bytes - 1])
-            left_out = ("version", "layout", "memory", "stages")
+            left_out = ("version", "ids", "front_end", "layout", "memory", "stages")
             answers.text(case, "plan file", json.dumps({k: v for k, v in facts.items() if k not in left_out}))
             table = product.step_table(plan, NAMED_STEPS, plan.run(NAMED_STEPS))
             facts = {k.decode(): v.decode() for k, v in table.schema.metadata.items() if b"version" not in k}

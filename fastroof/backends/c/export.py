@@ -43,7 +43,8 @@ _COMMENTS: Final = {
 _HEADER: Final = "fastroof_step.h"
 _OBJECT: Final = "fastroof_step.o"
 # Go compiles every C file next to its own: its example has a folder to itself
-_EXAMPLES: Final = ("example.c", "simulate.c", "example.rs", "go/example.go", "go/go.mod", "blis/blis.go")
+_GO: Final = ("go/example.go", "go/go.mod", "blis/blis.go", "blis/kernel.go")
+_EXAMPLES: Final = ("example.c", "simulate.c", "example.rs", *_GO)
 
 
 class CExport(NamedTuple):
@@ -107,7 +108,7 @@ def export_c(
     >>> with tempfile.TemporaryDirectory() as folder:  # doctest: +NORMALIZE_WHITESPACE
     ...     sorted(path.name for path in export_c({"llama-8b": plan}, folder, shared=False).files)
     ['LICENSE', 'blis.go', 'example.c', 'example.go', 'example.rs', 'fastroof_step.h', 'fastroof_step.o',
-     'go.mod', 'simulate.c']
+     'go.mod', 'kernel.go', 'simulate.c']
     """
     folder = Path(folder)
     if not plans:
@@ -171,20 +172,17 @@ def link_library(linker: list[str], code: bytes) -> bytes:
 
 def pkg_config_text() -> str:
     """Return the file for pkg-config, which finds library and header in its own folder."""
-    return "\n".join(
-        [
-            "prefix=${pcfiledir}",
-            "libdir=${prefix}",
-            "includedir=${prefix}",
-            "",
-            "Name: fastroof_step",
-            "Description: How long one step of LLM inference takes on a GPU, from a plan file",
-            f"Version: {__version__}",
-            "Libs: -L${libdir} -lfastroof_step",
-            "Cflags: -I${includedir}",
-            "",
-        ]
-    )
+    return f"""\
+prefix=${{pcfiledir}}
+libdir=${{prefix}}
+includedir=${{prefix}}
+
+Name: fastroof_step
+Description: How long one step of LLM inference takes on a GPU, from a plan file
+Version: {__version__}
+Libs: -L${{libdir}} -lfastroof_step
+Cflags: -I${{includedir}}
+"""
 
 
 def with_licence_line(name: str, text: bytes) -> bytes:

@@ -56,7 +56,8 @@ int64_t fastroof_max_tokens(const fastroof_plan *plan);
 int64_t fastroof_max_seqs(const fastroof_plan *plan);
 
 /* What the plan is, as JSON: name, model, gpu, tp, dtype, kv_dtype, engine, method, max_num_batched_tokens, max_num_seqs,
- * tables_hash, version; of files of version 2 also layout, memory and stages. */
+ * tables_hash, version; of files of version 2 also layout, memory and stages; of this version's also ids, the model's on
+ * Hugging Face, and front_end, the engine's API server: ns of a request, of it on the server, of a prompt token. */
 const char *fastroof_describe(const fastroof_plan *plan);
 
 /* One decode step: batch_size requests, each attending to kv_len tokens, its new one included. */

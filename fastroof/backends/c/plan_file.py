@@ -20,8 +20,10 @@ from fastroof.compiled import plan_files, steps, verification
 from fastroof.documents import parse_json
 from fastroof.errors import BackendError
 from fastroof.file_access import open_nonblocking
+from fastroof.models.named import PRESETS
 from fastroof.plan.arena import validate_arena
 from fastroof.simulation.pools import whole_kv_bytes
+from fastroof.units import NS_PER_US
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -50,8 +52,15 @@ class PlanFile(NamedTuple):
 
 
 def description(plan: StepPlan, name: str) -> dict[str, Any]:
-    """What a plan file says of its plan: its name, ``plan.describe()``, layout, memory and stages."""
-    return {"name": name, **plan.describe(), **plan_facts(plan)}
+    """What a plan file says: its name, ``plan.describe()``, the model's ids, host times, and plan_facts."""
+    times_us = zip(("request", "token", "server"), plan.profile.front_end.times_us, strict=True)
+    return {
+        "name": name,
+        **plan.describe(),
+        "ids": ", ".join(PRESETS.get(plan.model.name, ())),
+        "front_end": {f"{part}_ns": round(us * NS_PER_US) for part, us in times_us},
+        **plan_facts(plan),
+    }
 
 
 def plan_bytes(plan: StepPlan, name: str) -> bytes:
@@ -78,7 +87,7 @@ def _file_bytes(plan: StepPlan, name: str, has_stages: bool) -> bytes:
         facts[[plan_files.STAGES_AT, plan_files.STAGES]] = body.words, len(plan.stages)
         body.add(np.array([places[id(stage)] for stage in plan.stages], "<i8").tobytes())
     body.replace(facts_at, facts.astype("<i8").tobytes())
-    content = body.content
+    content = bytes(body.content)
     size = plan_files.FILE_HEADER + len(content)
     checked = struct.pack("<QQQQ16x", size, len(arena) // 8, len(text), facts_at) + content
     return struct.pack("<8sII", b"FASTROOF", plan_files.FILE_VERSION, zlib.crc32(checked)) + checked
@@ -137,7 +146,9 @@ def read_plan_file(path: str | Path) -> PlanFile:
 
 
 _TEXTS: Final = ("name", "model", "gpu", "dtype", "kv_dtype", "engine", "method", "tables_hash", "version")
-_OTHER_TEXTS: Final = ("kernels", "routing", "exchange", "experts", "two_batch_overlap", "dp_imbalance")
+_OTHER_TEXTS: Final = (
+    "ids", "kernels", "routing", "exchange", "experts", "two_batch_overlap", "dp_imbalance",
+)  # fmt: skip
 _LIMITS: Final = {"max_num_batched_tokens": steps.MAX_TOKENS, "max_num_seqs": steps.MAX_SEQS}
 _MOST: Final = 2**63 - 1
 
@@ -155,7 +166,7 @@ def _description(text: bytes, arena: Floats, what: str) -> dict[str, Any]:
         if type(head.get(name)) is not int or head[name] != arena[slot]:
             raise BackendError(f"{what}: {name} is {shown(head.get(name))}, the plan's is {arena[slot]:.0f}")
     for name, value in head.items():
-        if name in ("layout", "memory"):
+        if name in ("layout", "memory", "front_end"):
             _check_sizes(f"{what}: {name}", value)
         elif name == "stages":
             _check_stages(f"{what}: stages", value)
@@ -186,28 +197,23 @@ class _Body:
     """The bytes of a file after its header; parts are added on multiples of 8."""
 
     def __init__(self, arena: bytes, text: bytes) -> None:
-        self._content = bytearray(arena)
+        self.content = bytearray(arena)
         self.add(text)
 
     @property
     def words(self) -> int:
         """Where the next part starts: eights of bytes from the arena's start on."""
-        return len(self._content) // 8
-
-    @property
-    def content(self) -> bytes:
-        """All of it."""
-        return bytes(self._content)
+        return len(self.content) // 8
 
     def add(self, part: bytes) -> int:
         """Append a part and NULs up to a multiple of 8, and return where it starts."""
         at = self.words
-        self._content += part + bytes(-len(part) % 8)
+        self.content += part + bytes(-len(part) % 8)
         return at
 
     def replace(self, at: int, part: bytes) -> None:
         """Replace a part by another of the same length."""
-        self._content[8 * at : 8 * at + len(part)] = part
+        self.content[8 * at : 8 * at + len(part)] = part
 
 
 def _facts_of(plan: StepPlan) -> Longs:
@@ -228,15 +234,10 @@ def _facts_of(plan: StepPlan) -> Longs:
         plan_files.MODEL_KV_BYTES: whole.kv_bytes_per_token,
         plan_files.MODEL_WINDOW_KV_BYTES: whole.window_kv_bytes_per_token,
         plan_files.MODEL_STATE_BYTES: whole.state_bytes_per_sequence,
-        plan_files.TP: layout.tp,
-        plan_files.PP: layout.pp,
-        plan_files.DP: layout.dp,
-        plan_files.EP: layout.ep,
-        plan_files.MOE_TP: layout.moe_tp,
-        plan_files.CP: layout.cp,
     }
-    for slot, value in of_slot.items():
-        facts[slot] = value
+    facts[list(of_slot)] = list(of_slot.values())
+    layouts = slice(plan_files.TP, plan_files.CP + 1)
+    facts[layouts] = layout.tp, layout.pp, layout.dp, layout.ep, layout.moe_tp, layout.cp
     facts.view(np.float64)[plan_files.NVLINK_BYTES_PER_S] = plan.gpu.nvlink_bytes_per_s
     return facts
 

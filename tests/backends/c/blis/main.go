@@ -23,7 +23,7 @@ func (c constant) PostDecodeFixedOverhead() int64   { return 0 }
 func main() {
 	timed := flag.Bool("time", false, "time the calls")
 	flag.Parse()
-	model, err := fastroof.Open(flag.Arg(0))
+	model, err := fastroof.Open(flag.Arg(0), config(nil))
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)

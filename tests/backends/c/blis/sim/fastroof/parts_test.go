@@ -44,7 +44,7 @@ func timed(b *testing.B, count int, price func([]*sim.Request)) {
 
 func BenchmarkStepOf218(b *testing.B) {
 	path := os.Getenv("FASTROOF_PLAN")
-	model, err := Open(path)
+	model, err := Open(path, sim.SimConfig{})
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -20,10 +20,13 @@ type Request struct {
 	NumNewTokens  int
 }
 
-// ModelHardwareConfig names the hardware of an instance.
+// ModelHardwareConfig names the model and hardware of an instance.
 type ModelHardwareConfig struct {
-	GPU string
-	TP  int
+	Model                string
+	GPU                  string
+	TP                   int
+	DP                   int
+	EnableExpertParallel bool
 }
 
 // LatencyCoeffs is what BLIS's own models were fitted to.
@@ -31,9 +34,15 @@ type LatencyCoeffs struct {
 	AlphaCoeffs, BetaCoeffs []float64
 }
 
+// SpeculativeConfig is how many tokens are drafted.
+type SpeculativeConfig struct {
+	K int
+}
+
 // SimConfig is the configuration of an instance.
 type SimConfig struct {
 	ModelHardwareConfig
+	SpeculativeConfig
 	LatencyCoeffs
 	LatencyModel LatencyModel
 }

@@ -1,4 +1,4 @@
-// Package sim stands in for BLIS's: three methods, 2532425e215da045967156b98bf8fc7965d7c9d1.
+// Package sim stands in for BLIS's: f90a1e3a6787da17c2cd463dab6fb2660b1b1760.
 package sim
 
 // LatencyModel prices the work of one instance, in us.
@@ -6,6 +6,7 @@ type LatencyModel interface {
 	StepTime(batch []*Request) int64
 	QueueingTime(req *Request) int64
 	OutputTokenProcessingTime() int64
+	PostDecodeFixedOverhead() int64
 }
 
 // Request is what a latency model sees of one.
@@ -16,10 +17,31 @@ type Request struct {
 	NumNewTokens  int
 }
 
-// ModelHardwareConfig names the hardware of an instance.
+// ModelConfig is a model's shape.
+type ModelConfig struct {
+	NumLayers           int
+	BytesPerParam       float64
+	NumLocalExperts     int
+	WeightBytesPerParam float64
+}
+
+// BatchConfig is the limits of a step.
+type BatchConfig struct {
+	MaxNumSeqs          int64
+	MaxNumBatchedTokens int64
+}
+
+// LoRAConfig names the adapters of a model.
+type LoRAConfig struct{ Adapters []string }
+
+// ModelHardwareConfig names the model and hardware of an instance.
 type ModelHardwareConfig struct {
-	GPU string
-	TP  int
+	ModelConfig          ModelConfig
+	Model                string
+	GPU                  string
+	TP                   int
+	DP                   int
+	EnableExpertParallel bool
 }
 
 // LatencyCoeffs is what BLIS's own models were fitted to.
@@ -29,8 +51,10 @@ type LatencyCoeffs struct {
 
 // SimConfig is the configuration of an instance.
 type SimConfig struct {
+	BatchConfig
 	ModelHardwareConfig
 	LatencyCoeffs
+	LoRAConfig
 }
 
 // KVStore holds KV blocks.

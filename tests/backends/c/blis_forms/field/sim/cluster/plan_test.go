@@ -10,7 +10,7 @@ import (
 
 func opened(t *testing.T, name string) *fastroof.Model {
 	t.Helper()
-	model, err := fastroof.Open(os.Getenv(name))
+	model, err := fastroof.Open(os.Getenv(name), sim.SimConfig{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,4 +37,13 @@ func TestEachPoolAsksItsOwnPlan(t *testing.T) {
 	if model.StepTime(batch) == decode.StepTime(batch) {
 		t.Error("both plans say the same")
 	}
+}
+
+func TestDraftTokensAreBlissOwn(t *testing.T) {
+	drafts := sim.SimConfig{SpeculativeConfig: sim.SpeculativeConfig{K: 3}}
+	model, err := fastroof.Open(os.Getenv("FASTROOF_PLAN"), drafts)
+	if err != nil || model.DraftTokens != 3 {
+		t.Fatal(model, err)
+	}
+	model.Close()
 }

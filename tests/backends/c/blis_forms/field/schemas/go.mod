@@ -1,0 +1,3 @@
+module github.com/inference-sim/blis-schemas
+
+go 1.19

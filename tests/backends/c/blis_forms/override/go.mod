@@ -1,3 +1,0 @@
-module github.com/inference-sim/inference-sim
-
-go 1.19
