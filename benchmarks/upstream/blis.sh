@@ -1,6 +1,7 @@
 #!/bin/sh
 # Simulations by BLIS with the plan as its latency model: every step compared with the plan, its requests with those
-# of `fastroof.simulate`, and deployments that the plan is not of, which the model must refuse.
+# of `fastroof.simulate`, and deployments that the plan is not of, which the model must refuse. Runs with preemptions
+# differ from `simulate`: BLIS starts a preempted request anew (sim/batch_formation.go), vLLM recomputes its tokens.
 #
 #     sh benchmarks/upstream/blis.sh CHECKOUT
 #

@@ -77,19 +77,8 @@ def program(request, exported, tmp_path_factory):
     made = tmp_path_factory.mktemp("built") / "example"
     warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
     if request.param == "c":
-        output_of(
-            [
-                find_compiler("cc", "gcc"),
-                "-O2",
-                "-std=c11",
-                *warnings,
-                "example.c",
-                "fastroof_step.o",
-                "-o",
-                made,
-            ],
-            cwd=folder,
-        )
+        compiler = [find_compiler("cc", "gcc"), "-O2", "-std=c11", *warnings]
+        output_of([*compiler, "example.c", "fastroof_step.o", "-o", made], cwd=folder)
     elif request.param == "c++":
         compiler = [find_compiler("c++", "g++"), "-O2", "-std=c++11", *warnings]
         output_of(
@@ -100,15 +89,8 @@ def program(request, exported, tmp_path_factory):
         go(folder / "go", "vet", "./...")
         go(folder / "go", "build", "-o", made, ".")
     else:
-        rustc = [
-            find_compiler("rustc"),
-            "-O",
-            "-D",
-            "warnings",
-            "example.rs",
-            "-C",
-            "link-arg=fastroof_step.o",
-        ]
+        linked = "link-arg=fastroof_step.o"
+        rustc = [find_compiler("rustc"), "-O", "-D", "warnings", "example.rs", "-C", linked]
         output_of([*rustc, "-o", made], cwd=folder)
     return made
 

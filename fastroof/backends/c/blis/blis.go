@@ -1,7 +1,7 @@
 // Package fastroof gives BLIS the step times of a plan that `fastroof export c` wrote. It refuses a plan of another
 // deployment than BLIS's configuration describes.
 //
-// A Model is a sim.LatencyModel of github.com/inference-sim/inference-sim since its v0.7. In a checkout, with the
+// A Model is a sim.LatencyModel of github.com/inference-sim/inference-sim since v0.6.9. In a checkout, with the
 // export in the folder $STEP:
 //
 //	mkdir sim/fastroof && cp $STEP/blis/blis.go $STEP/fastroof_step.[ho] sim/fastroof/
