@@ -33,6 +33,7 @@ def plans(h100):
         "llama-3.1-70b-tp4-fp8": fastroof.compile_plan(
             "llama-3.1-70b", "h100", h100, tp=4, dtype="fp8", kv_dtype="fp8", engine="vllm"
         ),
+        "ranks": fastroof.compile_plan("qwen3-30b-a3b", "h100", h100, dp=2, ep=2, engine="vllm"),
     }
 
 
@@ -211,7 +212,7 @@ def test_blis_takes_the_model_by_its_first_lines(form, exported, plans, go, tmp_
     sources = ("blis/blis.go",) if form == "own" else ("blis/blis.go", "blis/kernel.go")
     for name in (*sources, "fastroof_step.h", "fastroof_step.o"):
         shutil.copy(exported / name, place)
-    files = [exported / f"{name}.plan" for name in NAMES]
+    files = [exported / f"{name}.plan" for name in (*NAMES, "ranks")]
     recipe = (place / Path(sources[-1]).name).read_text("utf-8")
     [line] = re.findall(r"^//\t(\w+, err := .*)$", recipe, re.MULTILINE)
     if form == "own":
@@ -224,7 +225,8 @@ def test_blis_takes_the_model_by_its_first_lines(form, exported, plans, go, tmp_
         assert fields == ["LatencyModel", "PrefillOverrides.LatencyModel", "DecodeOverrides.LatencyModel"]
         assert all(f".{field} = " in tested for field in fields)
     go(tree, "vet", "./...")
-    named = dict(zip(("FASTROOF_PLAN", "FASTROOF_OTHER_PLAN"), map(str, files), strict=True))
+    variables = ("FASTROOF_PLAN", "FASTROOF_OTHER_PLAN", "FASTROOF_RANKS")
+    named = dict(zip(variables, map(str, files), strict=True))
     words = go(tree, "test", "-v", "./sim/...", **named)
     assert "ok" in words
     if form == "field":

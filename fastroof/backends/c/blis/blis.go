@@ -17,6 +17,8 @@
 // Delete what was made for that call alone, too: adapterCost, if there is one. Pools that prefill and decode apart
 // differ in cfg.TP and cfg.GPU: choose the plan by them.
 //
+// These compute the number of KV blocks themselves: --total-kv-blocks takes the plan's, memory.blocks of Describe.
+//
 // Main since then takes step times, memory, host times and transfers from a kernel.Kernel of blis-schemas (as at
 // a919bf9a8feb1c518df4c3445f27188008462fb2): see kernel.go next to this file. A program of yours that makes a
 // sim.SimConfig or a cluster.DeploymentConfig itself gives it a Model:

@@ -13,6 +13,7 @@ import (
 	"github.com/inference-sim/blis-schemas/spec/hardware"
 	"github.com/inference-sim/blis-schemas/spec/model"
 	"github.com/inference-sim/blis-schemas/spec/scenario"
+	"github.com/inference-sim/inference-sim/sim/fastroof"
 )
 
 // documents of the deployment that FASTROOF_OTHER_PLAN is a plan of
@@ -111,5 +112,18 @@ func TestAnotherDeploymentIsRefused(t *testing.T) {
 		if _, err := OpenPool(in); err == nil || !strings.Contains(err.Error(), "is of another deployment: "+differs+"; `fastroof") {
 			t.Errorf("%s of %s: %v", differs, name, err)
 		}
+	}
+}
+
+func TestEachRankOfAPoolHasThePlan(t *testing.T) {
+	in := documents()
+	in.Scenario.Model, in.Model.Stack.Repeat = "qwen3-30b-a3b", 48
+	in.Deployment.Pools[1] = deployment.Pool{Parallel: deployment.Parallelism{DP: 2, EnableExpertParallel: true}}
+	k, err := fastroof.NewKernel("$FASTROOF_RANKS", in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if width := k.Resolved(); width.DataParallelWidth != 2 || width.ExpertParallelWidth != 2 {
+		t.Errorf("%+v", width)
 	}
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/inference-sim/inference-sim/sim"
+	"github.com/inference-sim/inference-sim/sim/fastroof"
 )
 
 // as BLIS makes one of the plan's deployment
@@ -50,5 +51,15 @@ func TestAnotherDeploymentIsRefused(t *testing.T) {
 			}()
 			NewInstanceSimulator("one", cfg)
 		}()
+	}
+}
+
+func TestAPlanOfSeveralRanksIsRefused(t *testing.T) {
+	cfg := sim.SimConfig{}
+	cfg.Model, cfg.TP, cfg.DP, cfg.EnableExpertParallel = "qwen/qwen3-30b-a3b", 1, 2, true
+	cfg.ModelConfig = sim.ModelConfig{NumLayers: 48, NumLocalExperts: 128}
+	const want = "ranks.plan times the steps of one rank, but BLIS's batches hold the requests of all 2: use dp 1"
+	if _, err := fastroof.Open("$FASTROOF_RANKS", cfg); err == nil || err.Error() != want {
+		t.Error(err)
 	}
 }
