@@ -162,7 +162,7 @@ def in_an_adapter(setup: Setup, stack: ExitStack) -> Workloads:
     batches = [
         SimpleNamespace(
             reqs=[
-                SimpleNamespace(extend_length=new, past_kv_length=past)
+                SimpleNamespace(extend_length=new, past_kv_length=past + (new == 1))
                 for new, past in zip(*step, strict=True)
             ]
         )

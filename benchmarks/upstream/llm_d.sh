@@ -17,6 +17,7 @@ mkdir -p "$build/pkg/common" "$build/pkg/llm-d-inference-sim"
 cp -r "$checkout/pkg/common/logging" "$build/pkg/common"
 for file in config.go config_fake_metrics.go utils.go; do cp "$checkout/pkg/common/$file" "$build/pkg/common"; done
 cp "$checkout/pkg/llm-d-inference-sim/latencies.go" "$build/pkg/llm-d-inference-sim"
+cp "$checkout/go.sum" "$build"
 {
     echo "module $module"
     grep -E '^go ' "$checkout/go.mod"
@@ -103,7 +104,7 @@ for calculator in CALCULATORS:
     points = np.stack([fit.clients, fit.isl], 1).astype(int)
     (build / "asked.json").write_text(json.dumps(points.tolist()))
     paths = {"ASKED_CONFIG": "config.yaml", "ASKED": "asked.json", "ANSWERS": "answers.json"}
-    environment = {**os.environ, **{name: str(build / path) for name, path in paths.items()}}
+    environment = {**os.environ, "GOFLAGS": "-mod=mod", **{name: str(build / path) for name, path in paths.items()}}
     command = ["go", "test", "-count=1", "-run", "TestAsked", "./pkg/llm-d-inference-sim"]
     done = subprocess.run(command, cwd=build, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
@@ -111,7 +112,7 @@ for calculator in CALCULATORS:
     first_ms, next_ms = np.array(json.loads((build / "answers.json").read_text())).T / 1e6
     name = f"llm-d-inference-sim, {calculator}"
     expected = simulated_ms(fit.latencies, fit.clients, fit.isl)
-    print_exact(f"{name}, as fitted", at, np.r_[first_ms, next_ms].tolist(), np.concatenate(expected).tolist())
+    print_exact(name, at, np.r_[first_ms, next_ms].tolist(), np.concatenate(expected).tolist(), "answers")
     print_errors(name, at, "TTFT", first_ms / fit.ttft_ms - 1)
     print_errors(name, at, "ITL", next_ms / fit.tpot_ms - 1)
 END

@@ -76,5 +76,5 @@ with tempfile.TemporaryDirectory() as folder:
         steps = random_steps(plan, kind)
         found = np.array([step_ns(tables, arch, step) / 1e3 for step in steps])
         errors = found / np.array([own_us(plan, step) for step in steps]) - 1
-        print_errors("LLMServingSim", f"{version(checkout)}, `{form}`", kind, errors)
+        print_errors(f"LLMServingSim, `{form}`", version(checkout), kind, errors)
 END

@@ -35,7 +35,8 @@ class Predictor(StepTimePredictor, InferTimePredictor):
 
 
 def batch(step):
-    return ScheduleBatch([ScheduleRequest(new, context) for new, context in step])
+    # a decode's past_kv_length counts its new token, as simulation/sglang/scheduler.py gives it
+    return ScheduleBatch([ScheduleRequest(new, context + (new == 1 and context > 0)) for new, context in step])
 
 
 at = version(Path(sys.argv[1]))

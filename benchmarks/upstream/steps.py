@@ -1,15 +1,25 @@
-"""Random steps for the scripts of this folder, and the row that each prints."""
+"""Random steps for the scripts of this folder, the rows that they print, and the record of these rows.
+
+``python -m benchmarks.upstream.steps < rows`` renews ``fastroof/backends/releases.toml`` and the table of its
+README from what scripts printed. A program's record is replaced as a whole: give all of its rows.
+"""
 
 from __future__ import annotations
 
+import datetime
+import json
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
 
 import fastroof
 from fastroof.arrays import Floats
+from fastroof.backends.releases import programs, releases_markdown
 
 Step = list[tuple[int, int]]
 """New tokens and context of each request."""
@@ -82,3 +92,41 @@ def print_errors(program: str, at: str, kind: str, errors: Floats) -> None:
     """Print the row of a kind of steps: mean and max of relative errors."""
     sizes = np.abs(errors)
     print(f"| {program} | {at} | {len(sizes)} {kind} | {sizes.mean():.2%} mean, {sizes.max():.2%} max |")
+
+
+def record(lines: Iterable[str]) -> None:
+    """Replace ``ran``, ``result`` and ``checked`` of each program that has rows."""
+    folder = Path(str(resources.files("fastroof.backends")))
+    listed, readme = folder / "releases.toml", folder / "README.md"
+    shown = releases_markdown()
+    ran: dict[str, list[str]] = {}
+    results: dict[str, dict[str, list[str]]] = {}
+    for line in lines:
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        name, _, part = cells[0].partition(", ")
+        if len(cells) != 4 or name not in {one.name for one in programs()}:
+            sys.exit(f"not a row of a program in releases.toml: {line.strip()!r}")
+        ran.setdefault(name, []).append(cells[1].split()[0])
+        errors = re.fullmatch(r"(\S+)% mean, .*", cells[3])
+        found = f"{cells[2].partition(' ')[2]} ±{errors[1]} %" if errors else cells[2]
+        results.setdefault(name, {}).setdefault(part, []).append(found)
+    blocks = listed.read_text("utf-8").split("[[program]]\n")
+    for place, block in enumerate(blocks):
+        name = (re.findall(r'^name = "(.*)"$', block, re.MULTILINE) or [""])[0]
+        if name not in ran:
+            continue
+        parts = [(f"{part}: " if part else "") + ", ".join(found) for part, found in results[name].items()]
+        for key, value in {
+            "ran": json.dumps(list(dict.fromkeys(ran[name]))),
+            "result": json.dumps("; ".join(parts), ensure_ascii=False),
+            "checked": datetime.date.today().isoformat(),
+        }.items():
+            block = re.sub(rf"^{key} = .*$", lambda _, new=f"{key} = {value}": new, block, flags=re.MULTILINE)
+        blocks[place] = block
+    listed.write_text("[[program]]\n".join(blocks), "utf-8")
+    programs.cache_clear()
+    readme.write_text(readme.read_text("utf-8").replace(shown, releases_markdown()), "utf-8")
+
+
+if __name__ == "__main__":
+    record(sys.stdin)

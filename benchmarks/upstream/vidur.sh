@@ -68,7 +68,7 @@ with tempfile.TemporaryDirectory() as folder:
         sys.argv = ["vidur", *(f"--no-{flag}" for flag in without)]
         sys.argv += [part for name, value in options.items() for part in (f"--{name}", value)]
         main()
-        print_exact("Vidur's source tree", version(Path(checkout)), found, expected, "batches")
+        print_exact("Vidur's source tree and forks", version(Path(checkout)), found, expected, "batches")
     else:
         from vidur.simulator import Simulator
 

@@ -11,7 +11,12 @@ configuration::
     "predictor": {"name": "ml", "database_path": "llama-3.1-8b.pkl"}
 
 Interface: sgl-project/sglang (Apache-2.0), tools/sglang-simulator/src/sglang_simulator/time_predictor,
-base.py at 2f070b1 and ml.py at bb346ef; simulation/sglang/scheduler.py at 0b61083.
+base.py at 2f070b1 and ml.py at bb346ef; simulation/sglang/scheduler.py at c1c5d7b and 0b61083.
+
+Their scheduler gives a decode's ``past_kv_length`` as ``len(prefix_indices) + len(output_ids)``. The former
+ends at the last prefill, the latter holds the token that is decoded, because the simulator runs SGLang's loop
+without overlap (with it, ``output_ids`` would be one short): it is kv_len, one more than the context.
+``past_is_kv_len=False`` is for schedulers that give the context, as pull request 36069 at 3ec08c4 does.
 """
 
 from __future__ import annotations
@@ -61,20 +66,24 @@ class StepTimePredictor:
     ----------
     plan : StepPlan
         What times a step.
+    past_is_kv_len : bool
+        Whether a decode's ``past_kv_length`` counts its new token, as the simulator's scheduler does. A chunk
+        of one token is then timed with one token of context less.
 
     Examples
     --------
     >>> import fastroof
     >>> from types import SimpleNamespace
     >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100", engine="kernels")
-    >>> requests = [SimpleNamespace(extend_length=1, past_kv_length=4095)] * 64
+    >>> requests = [SimpleNamespace(extend_length=1, past_kv_length=4096)] * 64
     >>> seconds = StepTimePredictor(plan).predict_infer_time(SimpleNamespace(reqs=requests))
     >>> seconds == plan.decode_us(64, 4096) / 1e6
     True
     """
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: StepPlan, *, past_is_kv_len: bool = True) -> None:
         self.plan = plan
+        self.past_is_kv_len = past_is_kv_len
 
     def predict_infer_time(self, batch: Any) -> float:
         """Time one step.
@@ -83,7 +92,7 @@ class StepTimePredictor:
         ----------
         batch : sglang_simulator.time_predictor.ScheduleBatch
             Its ``reqs`` have ``extend_length``, the tokens that go through the model, and
-            ``past_kv_length``, those in the KV cache before.
+            ``past_kv_length``, those in the KV cache before, or a decode's kv_len.
 
         Returns
         -------
@@ -99,6 +108,10 @@ class StepTimePredictor:
         requests = batch.reqs
         new_tokens = [request.extend_length for request in requests]
         context_len = [request.past_kv_length for request in requests]
+        if self.past_is_kv_len:
+            context_len = [
+                past - (new == 1 and past > 0) for new, past in zip(new_tokens, context_len, strict=True)
+            ]
         return self.plan.step_scalar(new_tokens, context_len) / US_PER_S
 
     def get_metrics(self) -> dict[str, Any]:
@@ -116,6 +129,8 @@ class StepTimeRegressor:
     ----------
     plan : StepPlan
         What times a step; it is pickled with the model.
+    past_is_kv_len : bool
+        As of :class:`StepTimePredictor`.
 
     Attributes
     ----------
@@ -138,8 +153,9 @@ class StepTimeRegressor:
     steps of equal requests.
     """
 
-    def __init__(self, plan: StepPlan) -> None:
+    def __init__(self, plan: StepPlan, *, past_is_kv_len: bool = True) -> None:
         self.plan = plan
+        self.past_is_kv_len = past_is_kv_len
         self.guessed_steps = 0
 
     def predict(self, rows: Sequence[Sequence[float]]) -> Floats:
@@ -169,7 +185,7 @@ class StepTimeRegressor:
                     f"row {i} has {len(row)} features: the simulator's ml predictor passes {len(FEATURES)}, "
                     "fastroof.backends.sglang.FEATURES names them"
                 )
-            sums, certain = _sums_of(row)
+            sums, certain = _sums_of(row, self.past_is_kv_len)
             step_us = sums_step_us(self.plan.arena, *sums)
             if math.isnan(step_us):
                 raise PlanRangeError(
@@ -202,7 +218,7 @@ def _is_of_equals(row: Sequence[float]) -> bool:
     return most == least and past_most == past_least
 
 
-def _sums_of(row: Sequence[float]) -> tuple[_StepSums, bool]:
+def _sums_of(row: Sequence[float], past_is_kv_len: bool) -> tuple[_StepSums, bool]:
     """Read a step's sums from its features, and whether they are certain."""
     seqs, extend, most, least, past, past_most, past_least, crossed, squared = map(int, row[:9])
     chunks, chunk_past, certain = seqs, past, True
@@ -227,7 +243,7 @@ def _sums_of(row: Sequence[float]) -> tuple[_StepSums, bool]:
     sums = _StepSums(
         seqs=seqs,
         decodes=decodes,
-        kv_sum=past - chunk_past + decodes,
+        kv_sum=max(past - chunk_past + decodes * (not past_is_kv_len), decodes),
         new_sum=extend - decodes,
         causal_pairs=(squared + extend) // 2 - decodes,
         prefix_pairs=crossed - (past - chunk_past),
@@ -236,7 +252,7 @@ def _sums_of(row: Sequence[float]) -> tuple[_StepSums, bool]:
     return sums, certain
 
 
-def write_model(plan: StepPlan, path: str | Path) -> Path:
+def write_model(plan: StepPlan, path: str | Path, *, past_is_kv_len: bool = True) -> Path:
     """Write a plan as the file of the simulator's ``ml`` predictor.
 
     Parameters
@@ -245,6 +261,8 @@ def write_model(plan: StepPlan, path: str | Path) -> Path:
         What times a step.
     path : str or Path
         Where to; ``database_path`` of the simulator's configuration.
+    past_is_kv_len : bool
+        As of :class:`StepTimePredictor`.
 
     Returns
     -------
@@ -257,5 +275,5 @@ def write_model(plan: StepPlan, path: str | Path) -> Path:
     BackendError
         If the folder does not exist.
     """
-    bundle = {"model": StepTimeRegressor(plan), "features": list(FEATURES)}
+    bundle = {"model": StepTimeRegressor(plan, past_is_kv_len=past_is_kv_len), "features": list(FEATURES)}
     return write_output(path, pickle.dumps(bundle, protocol=4), error=BackendError)

@@ -2,12 +2,11 @@
 
 Written for these tests after sgl-project/sglang, tools/sglang-simulator/src/sglang_simulator: batches and
 predictors as in time_predictor/base.py at 2f070b1, the sklearn-compatible predictor with its 18 features as
-in time_predictor/ml.py at bb346ef, how the scheduler makes a batch of SGLang's as in
-test/test_predictor_contract.py at 3ec08c4, what the hooked scheduler does with its predictor as in
-simulation/sglang/scheduler.py at 0b61083 and simulation/manager/config.py at 2f070b1; with their names,
-fields, units and formulas, and none of their code. Left out: models and accelerators, the other predictors
-and options, everything that needs SGLang itself, and joblib, whose `load` reads a pickle as `pickle.load`
-does.
+in time_predictor/ml.py at bb346ef, how the hooked scheduler makes a batch of SGLang's and what it does with
+its predictor as in simulation/sglang/scheduler.py at c1c5d7b and 0b61083, and simulation/manager/config.py
+at 2f070b1; with their names, fields, units and formulas, and none of their code. Left out: models and
+accelerators, the other predictors and options, everything that needs SGLang itself, and joblib, whose `load`
+reads a pickle as `pickle.load` does.
 """
 
 import json
@@ -35,15 +34,23 @@ class ScheduleBatch:
         return not self.reqs
 
 
-def extend_batch(extend_lens, prefix_lens):
-    """SGLang's modes EXTEND and MIXED."""
+def prepared_batch(extend_lens, prefix_lens):
+    """Contexts as test/test_predictor_contract.py of pull request 36069 at 3ec08c4 has them."""
     pairs = zip(extend_lens, prefix_lens, strict=True)
     return ScheduleBatch([ScheduleRequest(new, past) for new, past in pairs])
 
 
-def decode_batch(seq_lens):
-    """SGLang's mode DECODE: a sequence's length counts the token that goes through the model."""
-    return ScheduleBatch([ScheduleRequest(1, length - 1) for length in seq_lens])
+def extend_batch(extend_lens, prefix_lens):
+    """SGLang's modes EXTEND and MIXED: output_ids of a decode hold the token that goes through the model."""
+    return prepared_batch(
+        extend_lens,
+        [past + (new == 1 and past > 0) for new, past in zip(extend_lens, prefix_lens, strict=True)],
+    )
+
+
+def decode_batch(prompts, outputs):
+    """SGLang's mode DECODE: prefix_indices end at the last prefill, output_ids hold the new token."""
+    return ScheduleBatch([ScheduleRequest(1, p + n) for p, n in zip(prompts, outputs, strict=True)])
 
 
 class InferTimePredictor(ABC):

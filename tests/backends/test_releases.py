@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
+import shutil
 import warnings
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import metadata, resources
 from pathlib import Path
 
 import pytest
 
 import fastroof.backends
+from benchmarks.upstream.steps import record
 from fastroof.backends import releases
 from fastroof.backends.releases import ReleaseWarning, programs, releases_markdown, warn_of_release
 from fastroof.errors import BackendError
@@ -22,6 +24,32 @@ BACKENDS = Path(fastroof.backends.__file__).parent
 def test_the_readme_shows_the_table() -> None:
     shown = (BACKENDS / "README.md").read_text("utf-8")
     assert releases_markdown() in shown, "python -m fastroof.backends.releases prints the table to put there"
+
+
+def test_rows_of_scripts_renew_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = (
+        "| Frontier, co-location | 1234567 (2027-01-02) | 5 of 5 batches equal to the bit | 0 |",
+        "| LLMServingSim, `v1.1` | 1.2.0 | 300 equal decodes | 0.18% mean, 1.27% max |",
+        "| LLMServingSim, `v1.1` | 1.2.0 | 300 mixed | 0.34% mean, 1.75% max |",
+    )
+    for name in ("releases.toml", "README.md"):
+        shutil.copy(BACKENDS / name, tmp_path)
+    before = {one.name: one for one in programs()}
+    monkeypatch.setattr(resources, "files", lambda package: tmp_path)
+    try:
+        record(rows)
+        after = {one.name: one for one in programs()}
+        assert releases_markdown() in (tmp_path / "README.md").read_text("utf-8")
+        with pytest.raises(SystemExit, match="not a row of a program"):
+            record(["| Frontier | 1234567 |"])
+    finally:
+        programs.cache_clear()
+    changed = [name for name in before if after[name] != before[name]]
+    assert changed == ["Frontier", "LLMServingSim"]
+    assert (after["Frontier"].ran, after["LLMServingSim"].ran) == (("1234567",), ("1.2.0",))
+    assert after["Frontier"].result == "co-location: 5 of 5 batches equal to the bit"
+    assert after["LLMServingSim"].result == "`v1.1`: equal decodes ±0.18 %, mixed ±0.34 %"
+    assert after["Frontier"].licence == before["Frontier"].licence
 
 
 @pytest.mark.parametrize("program", programs(), ids=lambda one: one.adapter)

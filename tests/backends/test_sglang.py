@@ -59,13 +59,18 @@ def by_features(regressor, pairs):
 @given(decodes=DECODES, chunks=CHUNKS)
 def test_a_batch_takes_the_plans_step(plan, decodes, chunks):
     batch = batch_of(decodes + chunks)
-    (step_us,) = plan.step_us(fastroof.StepBatch.from_requests([batch.request_info()]))
+    (step_us,) = plan.step_us(fastroof.StepBatch.from_requests([decodes + chunks]))
     assert StepTimePredictor(plan).predict_infer_time(batch) == step_us / 1e6
+    prepared = simulator.prepared_batch(*zip(*decodes + chunks, strict=True))
+    assert StepTimePredictor(plan, past_is_kv_len=False).predict_infer_time(prepared) == step_us / 1e6
 
 
-def test_a_decode_attends_to_its_sequence(plan):
-    batch = simulator.decode_batch([4096] * 64)
-    assert StepTimePredictor(plan).predict_infer_time(batch) == plan.decode_us(64, 4096) / 1e6
+@pytest.mark.parametrize("output_ids", [1, 2])
+def test_a_decode_attends_to_its_prompt_and_its_outputs(plan, regressor, output_ids):
+    batch = simulator.decode_batch([4095] * 64, [output_ids] * 64)
+    seconds = plan.decode_us(64, 4095 + output_ids) / 1e6
+    assert StepTimePredictor(plan).predict_infer_time(batch) == seconds
+    assert regressor.predict([simulator.features_of(batch)]) == seconds
 
 
 def test_the_stand_in_and_the_adapter_have_the_simulators_signatures():
@@ -164,8 +169,11 @@ def _exact_by_features(data):
 def test_the_features_describe_most_steps_exactly(plan, regressor, data):
     pairs = data.draw(st.permutations(_exact_by_features(data)))
     guessed = regressor.guessed_steps
-    assert by_features(regressor, pairs) == StepTimePredictor(plan).predict_infer_time(batch_of(pairs))
+    exact = StepTimePredictor(plan).predict_infer_time(batch_of(pairs))
+    assert by_features(regressor, pairs) == exact
     assert regressor.guessed_steps == guessed
+    prepared = simulator.features_of(simulator.prepared_batch(*zip(*pairs, strict=True)))
+    assert StepTimeRegressor(plan, past_is_kv_len=False).predict([prepared]) == exact
 
 
 @given(decodes=DECODES, chunks=CHUNKS)

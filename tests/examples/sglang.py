@@ -12,7 +12,7 @@ from fastroof.backends.sglang import StepTimePredictor
 
 
 def batch_of(pairs: list[tuple[int, int]]) -> SimpleNamespace:
-    """Make what the simulator passes: a ScheduleBatch of (extend_length, past_kv_length)."""
+    """Make what the simulator passes: extend_length and past_kv_length, which is a decode's kv_len."""
     reqs = [SimpleNamespace(extend_length=new, past_kv_length=past) for new, past in pairs]
     return SimpleNamespace(reqs=reqs)
 
@@ -29,7 +29,7 @@ def serve_burst(
         first_token_s.append(clock_s)
     between_s = []
     for step in range(1, output_len):
-        batch = batch_of([(1, prompt + step - 1) for prompt in prompts])
+        batch = batch_of([(1, prompt + step) for prompt in prompts])
         between_s.append(predictor.predict_infer_time(batch))
     return first_token_s, between_s
 

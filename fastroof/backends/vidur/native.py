@@ -33,7 +33,14 @@ from typing import Any, Final
 
 from fastroof.backends.plan_facts import check_dense
 from fastroof.backends.releases import warn_of_release
-from fastroof.backends.vidur.terms import COMPILE_OPTIONS, TERM_OF, PlanOptions, option, register
+from fastroof.backends.vidur.terms import (
+    COMPILE_OPTIONS,
+    TERM_OF,
+    PlanOptions,
+    installed_vidur,
+    option,
+    register,
+)
 from fastroof.config import load_gpu
 from fastroof.errors import BackendError
 from fastroof.models import DenseModel
@@ -48,10 +55,11 @@ try:
     from vidur.execution_time_predictor import BaseExecutionTimePredictor, ExecutionTimePredictorRegistry
     from vidur.types import ExecutionTimePredictorType
 except ImportError as error:
-    raise ImportError(
-        "fastroof.backends.vidur.native needs the package of PyPI: pip install vidur==0.0.26 (Python 3.11 to "
-        "3.13, 1.3 GB with what it needs); for the tree on GitHub use fastroof.backends.vidur.tree"
-    ) from error
+    raise (SystemExit if __name__ == "__main__" else ImportError)(
+        f"fastroof.backends.vidur.native needs the vidur of PyPI, and {installed_vidur()} ({error}): "
+        "pip install vidur==0.0.26 (Python 3.11 to 3.13, 1.3 GB with what it needs), without a checkout on "
+        "PYTHONPATH; for the source tree use fastroof.backends.vidur.tree"
+    ) from None
 
 warn_of_release("vidur/native.py")
 

@@ -2,6 +2,8 @@
 
 # No `from __future__ import annotations`: the simulators make options of the annotations, as types.
 import dataclasses
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, Final
 
 from fastroof.defaults import DEFAULT_ENGINE
@@ -55,6 +57,15 @@ NO_TERMS: Final = dict.fromkeys(
     0.0,
 )
 """Every term of a source tree's ExecutionTime, at 0."""
+
+
+def installed_vidur() -> str:
+    """Say which vidur Python imports. Trees have no ``__init__.py``: any package of that name hides them."""
+    spec = find_spec("vidur")
+    if spec is None or not spec.submodule_search_locations:
+        return "no vidur is installed"
+    folder = Path(spec.submodule_search_locations[0])
+    return f"{folder} is {'the vidur of PyPI' if any(folder.glob('_native*')) else 'a source tree'}"
 
 
 def option(default: Any, help_text: str) -> Any:

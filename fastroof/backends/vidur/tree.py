@@ -19,7 +19,15 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.backends.vidur.terms import NO_TERMS, TERM_OF, LazyTerms, PlanOptions, option, register
+from fastroof.backends.vidur.terms import (
+    NO_TERMS,
+    TERM_OF,
+    LazyTerms,
+    PlanOptions,
+    installed_vidur,
+    option,
+    register,
+)
 from fastroof.config import load_gpu
 from fastroof.errors import BackendError, UnsupportedModelError
 from fastroof.models import DenseModel, ModelSpec, load_model
@@ -29,7 +37,7 @@ from fastroof.units import US_PER_MS, US_PER_S
 
 try:
     if find_spec("vidur._native"):
-        raise ImportError("this vidur has a native core")
+        raise ImportError("it has a native core")
     _types: Any = import_module("vidur.types")
     _config: Any = import_module("vidur.config")
     _entities: Any = import_module("vidur.entities")
@@ -39,10 +47,11 @@ try:
     # asked for here, so that a vidur without them is refused below
     _config.BaseExecutionTimePredictorConfig, _entities.ExecutionTime  # noqa: B018
 except (ImportError, AttributeError) as error:
-    raise ImportError(
-        f"{error}: fastroof.backends.vidur.tree needs Vidur's source tree, or a fork of it, on PYTHONPATH; "
-        "for the vidur of PyPI use fastroof.backends.vidur.native"
-    ) from error
+    raise (SystemExit if __name__ == "__main__" else ImportError)(
+        f"fastroof.backends.vidur.tree needs Vidur's source tree or a fork of it, and {installed_vidur()} "
+        f"({error}): put the checkout on PYTHONPATH, in an environment without PyPI's package, which hides it; "
+        "for that package use fastroof.backends.vidur.native"
+    ) from None
 
 
 @dataclasses.dataclass

@@ -137,6 +137,7 @@ def test_without_vidur_the_error_names_what_to_install() -> None:
     code = "import sys; sys.modules['vidur'] = None; import fastroof.backends.vidur.native"
     done = subprocess.run([sys.executable, "-c", code], cwd=CHECKOUT, capture_output=True, text=True)
     assert "ImportError: fastroof.backends.vidur.native needs" in done.stderr
+    assert "and no vidur is installed" in done.stderr
     assert "pip install vidur==0.0.26" in done.stderr
 
 

@@ -286,11 +286,17 @@ def test_without_a_tree_it_names_what_it_needs(tmp_path):
     native = tmp_path / "native"
     (native / "vidur" / "_native").mkdir(parents=True)
     (native / "vidur" / "__init__.py").touch()
-    for folder, message in ((tmp_path, "No module named 'vidur.types'"), (native, "has a native core")):
-        done = run("fastroof.backends.vidur.tree", tree=folder)
+    hidden = tmp_path / "checkout"
+    (hidden / "vidur" / "types").mkdir(parents=True)
+    for path, message in (
+        ((tmp_path,), f"{tmp_path}/vidur is a source tree (No module named 'vidur.types')"),
+        ((native,), f"{native}/vidur is the vidur of PyPI"),
+        ((hidden, native), f"{native}/vidur is the vidur of PyPI"),  # which has an __init__.py
+    ):
+        done = run("fastroof.backends.vidur.tree", tree=os.pathsep.join(map(str, path)))
         assert done.returncode == 1
-        assert message in done.stderr
-        assert "needs Vidur's source tree" in done.stderr
+        assert f"needs Vidur's source tree or a fork of it, and {message}" in done.stderr
+        assert done.stderr.count("\n") == 1
 
 
 # A whole simulation
