@@ -49,8 +49,8 @@ try:
 except (ImportError, AttributeError) as error:
     raise (SystemExit if __name__ == "__main__" else ImportError)(
         f"fastroof.backends.vidur.tree needs Vidur's source tree or a fork of it, and {installed_vidur()} "
-        f"({error}): put the checkout on PYTHONPATH, in an environment without PyPI's package, which hides it; "
-        "for that package use fastroof.backends.vidur.native"
+        f"({error}): put the checkout on PYTHONPATH, without PyPI's package in the environment, which hides "
+        "it; for that package use fastroof.backends.vidur.native"
     ) from None
 
 

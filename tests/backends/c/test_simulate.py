@@ -16,6 +16,7 @@ from fastroof.compiled import c_simulation
 from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.trace import Trace
+from tests.examples import toy_simulator
 from tests.reference.compilers import find_compiler
 
 I64, PTR = ctypes.c_int64, ctypes.c_void_p
@@ -344,18 +345,22 @@ def test_no_requests_are_served_at_once(library, opened):
     assert (code, served.steps, served.end_us) == (0, 0, 0.0)
 
 
-def test_the_example_prints_the_bits_of_python(exported, plans, tmp_path):
+@pytest.fixture(scope="module")
+def program(exported, tmp_path_factory):
+    """The example, built without a warning."""
     compiler = find_compiler("gcc", "cc")
-    folder = exported.plans["dense"].parent
-    program = tmp_path / "simulate"
+    built = tmp_path_factory.mktemp("built") / "simulate"
     warnings = ("-Wall", "-Wextra", "-Wpedantic", "-Werror")
-    command = [compiler, "-O2", "-std=c11", *warnings, "simulate.c", "fastroof_step.o", "-o", program]
-    subprocess.run(command, cwd=folder, check=True)
-    done = subprocess.run(
-        [program, exported.plans["dense"], "20000"], capture_output=True, text=True, check=True
-    )
-    *lines, steps, cost = done.stdout.splitlines()
-    count = 100_000
+    command = [compiler, "-O2", "-std=c11", *warnings, "simulate.c", "fastroof_step.o", "-o", built]
+    subprocess.run(command, cwd=exported.plans["dense"].parent, check=True)
+    return built
+
+
+@pytest.mark.parametrize("count", [100_000, 2_000])
+def test_the_example_prints_the_bits_of_python(program, exported, plans, count):
+    words = [program, exported.plans["dense"], "20000", *([str(count)] if count < 100_000 else [])]
+    done = subprocess.run(words, capture_output=True, text=True, check=True)
+    *lines, steps, cost, own = done.stdout.splitlines()
     trace = Trace(np.arange(count) * 0.125, np.full(count, 1024), np.full(count, 128))
     settings = EngineSettings.of_plan(
         plans["dense"], max_num_batched_tokens=2048, max_num_seqs=256, num_gpu_blocks=20_000,
@@ -371,8 +376,38 @@ def test_the_example_prints_the_bits_of_python(exported, plans, tmp_path):
     assert lines == [f"{name}: {ms:.3f} ms, bits {struct.pack('>d', ms).hex()}" for name, ms in found.items()]
     assert steps == f"{expected.counters['steps']} steps, 0 preemptions"
     assert re.fullmatch(r"a step: \d+\.\d ns", cost)
+    assert own == "serve() of this file: the same times"
+
+
+@pytest.mark.parametrize("budget", [2048, 100])
+@pytest.mark.parametrize("equal", [True, False])
+def test_the_toy_simulator_in_python_has_them_too(plans, budget, equal):
+    """Of simulate.c's arrivals, which that holds its own loop to, and of random ones."""
+    trace = (
+        Trace(np.arange(2_000) * 0.125, np.full(2_000, 1024), np.full(2_000, 128)) if equal else made_trace(3)
+    )
+    trace = Trace(trace.arrival_s, trace.input_tokens, trace.output_tokens)
+    limits = {"max_num_batched_tokens": budget, "max_num_seqs": 40}
+    settings = EngineSettings.of_plan(plans["dense"], async_scheduling=False, num_gpu_blocks=20_000, **limits)
+    expected = run_engine(plans["dense"], trace, settings)
+    columns = (trace.arrival_s * 1e6, trace.input_tokens, trace.output_tokens)
+    first_us, last_us = toy_simulator.serve(
+        plans["dense"], *(column.tolist() for column in columns), **limits
+    )
+    np.testing.assert_array_equal(first_us, expected.first_us)
+    np.testing.assert_array_equal(last_us, expected.last_us)
+
+
+def test_the_toy_simulator_compares_itself(capsys):
+    toy_simulator.main()
+    assert capsys.readouterr().out.endswith("fastroof.simulate: every TTFT within 0 ms\n")
+
+
+def test_the_example_reports_what_it_cannot_serve(program, exported):
     failed = subprocess.run([program, exported.plans["dense"], "10"], capture_output=True, text=True)
     assert (failed.returncode, failed.stderr) == (
         1,
         "simulate: a request that the engine never has room for\n",
     )
+    failed = subprocess.run([program, exported.plans["dense"], "10", "0"], capture_output=True, text=True)
+    assert (failed.returncode, failed.stderr[:6]) == (2, "usage:")
