@@ -146,7 +146,7 @@ def plain_python(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings
 def vidur(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, metrics: bool) -> Baseline:
     """Vidur 0.0.26 on the same trace, with the same plan; ImportError where it is not installed."""
     version("vidur")  # a stand-in of the tests is not installed
-    vidur_times = import_module("fastroof.backends.vidur.trace_run").vidur_times
+    vidur_times = import_module("benchmarks.upstream.vidur").vidur_times
     assert settings.num_gpu_blocks is not None
 
     def timed() -> Any:

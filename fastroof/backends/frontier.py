@@ -23,11 +23,8 @@ from importlib import import_module
 from typing import Any, Final, Optional  # noqa: F401  Frontier evaluates inherited annotations in this module
 
 from fastroof.backends.vidur.terms import NO_TERMS, TERM_OF, LazyTerms, PlanOptions, option, register
-from fastroof.config import load_gpu
 from fastroof.errors import BackendError
-from fastroof.models import load_model
-from fastroof.plan import StepPlan, compile_plan
-from fastroof.tables import load_tables
+from fastroof.plan import StepPlan
 from fastroof.units import US_PER_MS
 
 try:
@@ -151,13 +148,8 @@ class FastroofExecutionTimePredictor:
                 f"{replica_config.model_name} has experts: Frontier asks for their layers one by one, with "
                 "the tokens that it routed to each expert, and a plan times whole steps; use a dense model"
             )
-        gpu = load_gpu(predictor_config.gpu or replica_config.device)
-        self.plan = compile_plan(
-            load_model(predictor_config.model or replica_config.model_name),
-            gpu,
-            load_tables(predictor_config.tables or gpu.name, gpu=gpu.name),
-            tp=replica_config.attn_tensor_parallel_size,
-            **predictor_config.compile_options(),
+        self.plan = predictor_config.compiled(
+            replica_config.model_name, replica_config.device, replica_config.attn_tensor_parallel_size
         )
         layers, wanted = self.plan.model.num_layers, replica_config.model_config.num_layers
         if layers != wanted:

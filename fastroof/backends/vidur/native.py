@@ -41,11 +41,9 @@ from fastroof.backends.vidur.terms import (
     option,
     register,
 )
-from fastroof.config import load_gpu
 from fastroof.errors import BackendError
 from fastroof.models import DenseModel
-from fastroof.plan import StepPlan, compile_plan
-from fastroof.tables import load_tables
+from fastroof.plan import StepPlan
 from fastroof.units import US_PER_MS
 
 try:
@@ -157,11 +155,7 @@ class FastroofPredictorConfig(PlanOptions, BaseExecutionTimePredictorConfig):  #
     def plan(self, tp: int) -> StepPlan:
         """Return the plan given, or compile the fields' for ``tp`` GPUs."""
         given: StepPlan | None = getattr(self, "_plan", None)
-        if given is not None:
-            return given
-        gpu = load_gpu(self.gpu)
-        tables = load_tables(self.tables or gpu.name, gpu=gpu.name, source=self.source or None)
-        return compile_plan(self.model, gpu, tables, tp=tp, **self.compile_options())
+        return self.compiled(self.model, self.gpu, tp) if given is None else given
 
 
 class FastroofPredictor:

@@ -6,8 +6,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
+from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.errors import BackendError
+from fastroof.plan import StepPlan, compile_plan
+from fastroof.tables import load_tables
 from fastroof.units import US_PER_S
 
 TERM_OF: Final[dict[str, str]] = {
@@ -104,9 +107,14 @@ class PlanOptions:
     max_num_batched_tokens: int = option(8192, "Most tokens of a batch.")
     max_num_seqs: int = option(1024, "Most requests of a batch.")
 
-    def compile_options(self) -> dict[str, Any]:
-        """Return the arguments of :func:`fastroof.compile_plan` that have the same name here."""
-        return {name: getattr(self, name) for name in COMPILE_OPTIONS}
+    def compiled(self, model: Any, device: str, tp: int, **options: Any) -> StepPlan:
+        """Compile the plan of a replica, whose model and device count unless an option names others."""
+        gpu = load_gpu(self.gpu or device)
+        tables: Any = self.tables or gpu.name
+        if tables != "datasheet":
+            tables = load_tables(tables, gpu=gpu.name, source=getattr(self, "source", None) or None)
+        given = {name: getattr(self, name) for name in COMPILE_OPTIONS} | options
+        return compile_plan(self.model or model, gpu, tables, tp=tp, **given)
 
 
 class LazyTerms:

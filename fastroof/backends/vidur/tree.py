@@ -28,11 +28,9 @@ from fastroof.backends.vidur.terms import (
     option,
     register,
 )
-from fastroof.config import load_gpu
 from fastroof.errors import BackendError, UnsupportedModelError
-from fastroof.models import DenseModel, ModelSpec, load_model
-from fastroof.plan import StepPlan, compile_plan
-from fastroof.tables import load_tables
+from fastroof.models import DenseModel, ModelSpec
+from fastroof.plan import StepPlan
 from fastroof.units import US_PER_MS, US_PER_S
 
 try:
@@ -229,13 +227,9 @@ class FastroofExecutionTimePredictor:
 
 
 def _compile(config: Any, replica: Any, **changed: Any) -> StepPlan:
-    gpu = load_gpu(config.gpu or replica.device)
-    tables = None
-    if config.tables != "datasheet":
-        tables = load_tables(config.tables or gpu.name, gpu=gpu.name, source=config.source or None)
-    model = load_model(config.model) if config.model else _model_of(replica)
-    options = {**config.compile_options(), "method": config.method, **changed}
-    return compile_plan(model, gpu, tables, tp=replica.tensor_parallel_size, **options)
+    model = config.model or _model_of(replica)
+    options = {"method": config.method, **changed}
+    return config.compiled(model, replica.device, replica.tensor_parallel_size, **options)  # type: ignore[no-any-return]
 
 
 def _model_of(replica: Any) -> ModelSpec:

@@ -34,9 +34,9 @@ def plan(h100: Tables) -> StepPlan:
 @pytest.fixture(scope="session")
 def trace_run() -> Any:
     pytest.importorskip("vidur._native", reason="needs vidur==0.0.26 in an environment of its own")
-    from fastroof.backends.vidur import trace_run
+    from benchmarks.upstream import vidur
 
-    return trace_run
+    return vidur
 
 
 def made_trace(requests: int, per_s: float, seed: int) -> Trace:
@@ -115,7 +115,7 @@ def test_what_vidur_cannot_hold_is_refused(trace_run: Any, plan: StepPlan, tmp_p
 
 
 def test_the_example_runs(trace_run: Any) -> None:
-    command = [sys.executable, "-m", "tests.examples.vidur_trace"]
+    command = [sys.executable, "-m", "benchmarks.upstream.vidur"]
     done = subprocess.run(command, cwd=CHECKOUT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "steps: Vidur" in done.stdout

@@ -1,8 +1,8 @@
-"""A trace through Vidur's own simulator with a plan's step times, to be held against fastroof's.
+"""Vidur's simulator against fastroof's engine, with one plan: ``python -m benchmarks.upstream.vidur``.
 
-Written for the package vidur 0.0.26; :mod:`tests.examples.vidur_trace` shows it. Its Sarathi
-scheduler is the one that schedules as vLLM does: decodes first, then the prompt that is cut, then new ones,
-up to ``chunk_size`` tokens a step. With ``watermark_blocks_fraction`` 0 it admits whatever has room.
+Needs the package vidur 0.0.26. Its Sarathi scheduler is the one that schedules as vLLM does: decodes first,
+then the prompt that is cut, then new ones, up to ``chunk_size`` tokens a step. With
+``watermark_blocks_fraction`` 0 it admits whatever has room.
 
 It differs only if KV blocks run short: a prompt takes the blocks of all its chunks with
 the first, requests are admitted in the step in which others were preempted, and a preempted request keeps
@@ -13,25 +13,22 @@ the count of stage tokens of its first run, at which Vidur stops with an Asserti
 # No `from __future__ import annotations`: Vidur reads the types of configs' fields, see native.py.
 import csv
 import logging
+import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import vidur.config as v
 from vidur.entities import BatchStage, Replica
 from vidur.simulator import Simulator
 
+import fastroof
 from fastroof.arrays import Floats
 from fastroof.backends.vidur.native import FastroofPredictorConfig
 from fastroof.errors import BackendError
-from fastroof.plan import StepPlan
 from fastroof.simulation.settings import EngineSettings, running_tokens
 from fastroof.units import MS_PER_S
-
-if TYPE_CHECKING:
-    from fastroof.simulation import Trace
-
 
 _DATE = "2026-01-01"
 _LONGEST = 2**24
@@ -52,8 +49,8 @@ class VidurTimes(NamedTuple):
 
 
 def vidur_times(
-    plan: StepPlan,
-    trace: "Trace",
+    plan: fastroof.StepPlan,
+    trace: fastroof.Trace,
     folder: Path,
     *,
     model: str = "meta-llama/Llama-3-8B",
@@ -151,3 +148,34 @@ def vidur_times(
         steps,
         took_s,
     )
+
+
+def main() -> None:
+    """Print the answers of both, how far they are apart, and how long each took."""
+    plan = fastroof.compile_plan("llama-3.1-8b", "h100")
+    prompt, output = "lognormal:1024:0.8", "lognormal:200:0.8"
+    trace = fastroof.Workload(rate=15, requests=300, isl=prompt, osl=output, seed=1).trace()
+    blocks = plan.memory.max_kv_tokens // 16
+    with tempfile.TemporaryDirectory() as folder:
+        theirs = vidur_times(plan, trace, Path(folder), num_gpu_blocks=blocks)
+
+    def simulated() -> fastroof.Simulation:
+        # Vidur schedules a step when the one before has ended
+        return fastroof.simulate(plan, trace, num_gpu_blocks=blocks, async_scheduling=False)
+
+    simulated()  # compiles, or reads what was compiled
+    began_s = time.perf_counter()
+    ours = simulated()
+    took_s = time.perf_counter() - began_s
+    for name in ("ttft_ms", "tpot_ms", "e2e_ms"):
+        mine = ours.requests[name].to_numpy(zero_copy_only=False)
+        other = getattr(theirs, name)
+        apart = np.nanmax(np.abs(mine / other - 1))
+        print(
+            f"{name}: p50 {np.nanmedian(mine):.2f}, p99 {np.nanpercentile(mine, 99):.2f}, {apart:.0e} apart"
+        )
+    print(f"{theirs.steps:,} steps: Vidur {theirs.took_s:.2f} s, fastroof {took_s * 1e3:.2f} ms")
+
+
+if __name__ == "__main__":
+    main()
