@@ -36,7 +36,7 @@ _LONGEST = 2**24
 
 
 class VidurTimes(NamedTuple):
-    """What Vidur says that each request saw, in the trace's sorted order, ms, and how long it took to say so.
+    """What each request saw in Vidur, in the trace's sorted order, ms, and how long the run took.
 
     ``tpot_ms`` is nan for outputs of one token.
     """
