@@ -107,11 +107,10 @@ class StepTimePredictor:
         """
         requests = batch.reqs
         new_tokens = [request.extend_length for request in requests]
-        context_len = [request.past_kv_length for request in requests]
-        if self.past_is_kv_len:
-            context_len = [
-                past - (new == 1 and past > 0) for new, past in zip(new_tokens, context_len, strict=True)
-            ]
+        counted = self.past_is_kv_len  # in decodes, whose kv_len is at least 2
+        context_len = [
+            one.past_kv_length - (counted and one.extend_length == 1 < one.past_kv_length) for one in requests
+        ]
         return self.plan.step_scalar(new_tokens, context_len) / US_PER_S
 
     def get_metrics(self) -> dict[str, Any]:
