@@ -62,7 +62,7 @@ ROOM: Final[Group] = {
         "--prefix-caching/--no-prefix-caching",
     ),
     "num_draft_tokens": option(int, "Draft tokens per request and step.", "TOKENS", default=0, min=0),
-    "draft": option(str, "Draft: mtp, the model's own layer.  [default: takes no memory]", "mtp"),
+    "draft": option(str, "Draft: mtp, or a model.  [default: takes no memory]", "MODEL"),
 }
 """What takes memory besides the plan, as arguments of :func:`fastroof.fit`."""
 

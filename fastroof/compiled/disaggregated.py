@@ -109,7 +109,7 @@ def _prefill_worker(
     """Time the smallest and the largest batch of whole prompts."""
     there = open_speculation(arena, plan)
     # the draft reads prompts here; the decode worker's drafts tokens
-    drafts = Speculation(1.0, 1.0, 1.0, there.head_at, there.head_last, 0, 0, there.draft_at)
+    drafts = Speculation(1.0, 1.0, 1.0, there.head_at, there.head_last, 0, 0, there.draft_at, 1.0)
     held = _prefill_held(isl, options)
     most = max(math.floor(min(budget / isl, options.prefill_kv_tokens / held)), 1.0)
     one = prompt_steps_us(arena, plan, drafts, isl, budget, 0.0, 0.0, 0.0)

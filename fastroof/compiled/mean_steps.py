@@ -33,7 +33,7 @@ from fastroof.compiled.steps import (
     windowed_prefill_us,
     with_prefill_us,
 )
-from fastroof.compiled.verification import Speculation, one_token, open_draft, queries_factor
+from fastroof.compiled.verification import Drafter, Speculation, open_drafter, queries_factor
 
 NO_SUMS = WindowSums(0.0, 0.0, 0.0, 0.0)
 """Placeholder for plans without a window, which do not read it."""
@@ -101,7 +101,8 @@ def _rows_us(
 def mean_decode_rows_us(arena: Floats, plan: PlanParts, speculation: Speculation, decodes: float) -> float:
     """:func:`fastroof.compiled.steps.decode_rows_us` of a mean number of decodes, us."""
     rows = decodes * speculation.tokens
-    return _rows_us(arena, plan, speculation, plan.decode_tokens_at, rows, decodes, rows)
+    head_rows = decodes * speculation.head_tokens
+    return _rows_us(arena, plan, speculation, plan.decode_tokens_at, rows, decodes, head_rows)
 
 
 @jit_inline
@@ -231,7 +232,7 @@ def _mixed_us(
     else:
         prefill_us = prefill_attention_us(arena, plan, batch, q_len, chunks.prefix_pairs, chunks.prefix_sum)
     tokens = chunks.new_tokens + decodes * speculation.tokens
-    head_rows = seqs + decodes * (speculation.tokens - 1.0)
+    head_rows = seqs + decodes * (speculation.head_tokens - 1.0)
     rows_us = _rows_us(arena, plan, speculation, plan.tokens_at, tokens, seqs, head_rows)
     prefill_us = beside_decodes_us(plan, prefill_us, decodes)
     return with_prefill_us(plan, rows_us + decode_attention_us, prefill_us)
@@ -347,9 +348,10 @@ def prompt_steps_us(
 
 
 @jit_inline
-def _draft_isl(speculation: Speculation, isl: float) -> float:
-    """Return the prompt length at which decodes are as long as the draft's, half-way through its steps."""
-    return isl + 0.5 * (speculation.tokens - 1.0) - 0.5 * (speculation.accepted - 1.0)
+def _draft_isl(speculation: Speculation, queries: float, isl: float) -> float:
+    """Return the prompt length at which decodes are as long as a pass's, half-way through the draft's."""
+    ahead = 0.5 * (speculation.tokens - 1.0) - 0.5 * max(queries - 1.0, 0.0)
+    return isl + ahead - 0.5 * (speculation.accepted - 1.0)
 
 
 @jit
@@ -357,9 +359,16 @@ def draft_decode_us(arena: Floats, speculation: Speculation, decodes: float, isl
     """Time the draft's steps before ``decodes`` requests anywhere in their output are verified, us."""
     if decodes <= 0.0:
         return 0.0
-    draft = open_draft(arena, speculation.draft_at)
-    at = _draft_isl(speculation, isl)
-    return speculation.draft_steps * mean_decode_step_us(arena, draft, one_token(draft), decodes, at, osl)
+    draft = open_drafter(arena, speculation.draft_at)
+    at = _draft_isl(speculation, draft.later.tokens, isl)
+    later_us = mean_decode_step_us(arena, draft.plan, draft.later, decodes, at, osl)
+    if draft.first.tokens == draft.later.tokens:
+        return speculation.draft_steps * later_us
+    total = (speculation.draft_steps - 1.0) * later_us
+    if draft.first.tokens > 0.0:
+        at = _draft_isl(speculation, draft.first.tokens, isl)
+        total += mean_decode_step_us(arena, draft.plan, draft.first, decodes, at, osl)
+    return total
 
 
 @jit_inline
@@ -379,19 +388,20 @@ def drafting_us(
     seqs: float,
 ) -> float:
     """Time the draft's steps around one step, us; ``kv_sum`` is that of decodes without draft tokens."""
-    draft = open_draft(arena, speculation.draft_at)
-    alone = one_token(draft)
+    draft = open_drafter(arena, speculation.draft_at)
     # half-way through its steps
     ahead = 0.5 * (speculation.tokens - 1.0)
-    kv_len = kv_sum / max(decodes, 1.0) + ahead
-    first = _alike(draft, decodes, kv_len)
-    first_us = summed_mean_step_us(arena, draft, alone, first, chunks, in_window, seqs)
-    if chunks.new_tokens == 0.0:
+    first_us = 0.0
+    if draft.first.tokens > 0.0:
+        kv_len = kv_sum / max(decodes, 1.0) + ahead + 0.5 * (draft.first.tokens - 1.0)
+        first = _alike(draft.plan, decodes, kv_len)
+        first_us = summed_mean_step_us(arena, draft.plan, draft.first, first, chunks, in_window, seqs)
+    if chunks.new_tokens == 0.0 and draft.first.tokens == draft.later.tokens:
         return speculation.draft_steps * first_us
     kv_len = (kv_sum + chunks.new_tokens + chunks.prefix_sum) / seqs + ahead
-    later = _alike(draft, seqs, kv_len)
+    later = _alike(draft.plan, seqs, kv_len + 0.5 * (draft.later.tokens - 1.0))
     no_chunks = ChunkSums(0.0, 0.0, 0.0, 0.0)
-    later_us = summed_mean_step_us(arena, draft, alone, later, no_chunks, in_window, seqs)
+    later_us = summed_mean_step_us(arena, draft.plan, draft.later, later, no_chunks, in_window, seqs)
     return first_us + (speculation.draft_steps - 1.0) * later_us
 
 
@@ -406,16 +416,26 @@ def draft_mixed_us(
     room: float,
 ) -> float:
     """Time the draft's steps after a step of ``decodes`` requests and ``new_tokens`` of prompts, us."""
-    draft = open_draft(arena, speculation.draft_at)
-    alone = one_token(draft)
-    at = _draft_isl(speculation, isl)
-    attention_us = mean_decode_attention_us(arena, draft, alone, decodes, at, osl)
-    attention_us = mixed_decode_attention_us(arena, draft, alone, attention_us, decodes, at, osl)
-    first_us = mean_mixed_step_us(arena, draft, alone, attention_us, decodes, new_tokens, isl, room)
+    draft = open_drafter(arena, speculation.draft_at)
+    first_us = 0.0
+    if draft.first.tokens > 0.0:
+        at = _draft_isl(speculation, draft.first.tokens, isl)
+        attention_us = _first_attention_us(arena, draft, decodes, at, osl)
+        first_us = mean_mixed_step_us(
+            arena, draft.plan, draft.first, attention_us, decodes, new_tokens, isl, room
+        )
+    at = _draft_isl(speculation, draft.later.tokens, isl)
     seqs = decodes + new_tokens / isl
     return first_us + (speculation.draft_steps - 1.0) * mean_decode_step_us(
-        arena, draft, alone, seqs, at, osl
+        arena, draft.plan, draft.later, seqs, at, osl
     )
+
+
+@jit_inline
+def _first_attention_us(arena: Floats, draft: Drafter, decodes: float, isl: float, osl: float) -> float:
+    """Time decode attention of a draft's first pass next to prompts, us."""
+    attention_us = mean_decode_attention_us(arena, draft.plan, draft.first, decodes, isl, osl)
+    return mixed_decode_attention_us(arena, draft.plan, draft.first, attention_us, decodes, isl, osl)
 
 
 @jit
@@ -429,14 +449,16 @@ def draft_prompt_us(
     decodes: float,
 ) -> float:
     """Time the draft's part of the steps that prefill one prompt, us; see ``prompt_steps_us``."""
-    draft = open_draft(arena, speculation.draft_at)
-    alone = one_token(draft)
-    at = _draft_isl(speculation, isl)
-    attention_us = mean_decode_attention_us(arena, draft, alone, decodes, at, osl)
-    attention_us = mixed_decode_attention_us(arena, draft, alone, attention_us, decodes, at, osl)
-    own = prompt_steps_us(arena, draft, alone, isl, room, others, decodes, attention_us)
-    more_us = mean_decode_step_us(arena, draft, alone, decodes + 1.0, at, osl)
-    return own.us + math.ceil(isl / room) * (speculation.draft_steps - 1.0) * more_us
+    draft = open_drafter(arena, speculation.draft_at)
+    own_us = 0.0
+    if draft.first.tokens > 0.0:
+        at = _draft_isl(speculation, draft.first.tokens, isl)
+        attention_us = _first_attention_us(arena, draft, decodes, at, osl)
+        own = prompt_steps_us(arena, draft.plan, draft.first, isl, room, others, decodes, attention_us)
+        own_us = own.us
+    at = _draft_isl(speculation, draft.later.tokens, isl)
+    more_us = mean_decode_step_us(arena, draft.plan, draft.later, decodes + 1.0, at, osl)
+    return own_us + math.ceil(isl / room) * (speculation.draft_steps - 1.0) * more_us
 
 
 @jit
@@ -444,7 +466,10 @@ def draft_prefix_us(
     arena: Floats, speculation: Speculation, new: float, cached: float, chunks: float, prompts: float
 ) -> tuple[float, float]:
     """Return the draft's attention time over ``cached`` tokens, us: per prompt batch and per sequence."""
-    draft = open_draft(arena, speculation.draft_at)
+    drafter = open_drafter(arena, speculation.draft_at)
+    if drafter.first.tokens == 0.0:
+        return 0.0, 0.0
+    draft = drafter.plan
     crossed, read = prefix_in_window(float(draft.window), new, cached, chunks)
     pair_us, token_us = window_prices_us(arena, draft)
     pairs_us = draft.prefix_pair_us * new * cached + pair_us * crossed

@@ -37,13 +37,21 @@ from fastroof.compiled.steps import (
 TOKENS, ACCEPTED, DRAFT_STEPS, HEAD_AT, HEAD_LAST, BOUNDS_AT, BOUNDS, DRAFT_AT = range(8)
 SPECULATION_HEADER = 8
 
+# a draft: its passes, then its plan; tokens of a request and those with logits, in the first pass over the
+# step's tokens (0 without one) and in later passes
+FIRST, FIRST_HEAD, LATER, LATER_HEAD = range(4)
+PASSES = 4
+
 # a roofline: all layers of a kind
 LAUNCH_US, PAIR_US, QUERY_US, KV_US, WINDOW = range(5)
 BOUND_SIZE = 5
 
 
 class Speculation(NamedTuple):
-    """How decodes verify: ``tokens`` queries each, of which on average ``accepted`` are kept."""
+    """How decodes verify: ``tokens`` queries each, of which on average ``accepted`` are kept.
+
+    ``head_tokens`` of them get logits.
+    """
 
     tokens: float
     accepted: float
@@ -53,12 +61,21 @@ class Speculation(NamedTuple):
     bounds_at: int
     bounds: int
     draft_at: int
+    head_tokens: float
+
+
+class Drafter(NamedTuple):
+    """A draft's plan, and the tokens of each request in its first pass and in later ones."""
+
+    plan: PlanParts
+    first: Speculation
+    later: Speculation
 
 
 @jit_inline
 def one_token(plan: PlanParts) -> Speculation:
     """No speculation: one token per decode."""
-    return Speculation(1.0, 1.0, 0.0, plan.logits_at, plan.max_num_seqs, 0, 0, 0)
+    return Speculation(1.0, 1.0, 0.0, plan.logits_at, plan.max_num_seqs, 0, 0, 0, 1.0)
 
 
 @jit_inline
@@ -80,11 +97,43 @@ def speculation_at(arena: Floats, at: int) -> Speculation:
         int(arena[at + BOUNDS_AT]),
         int(arena[at + BOUNDS]),
         int(arena[at + DRAFT_AT]),
+        arena[at + TOKENS],
     )
 
 
 @jit_inline
-def open_draft(arena: Floats, at: int) -> PlanParts:
+def open_drafter(arena: Floats, at: int) -> Drafter:
+    """Read a draft from ``arena[at]`` on."""
+    plan = _open_draft(arena, at + PASSES)
+    return Drafter(
+        plan,
+        _pass(arena, plan, arena[at + FIRST], arena[at + FIRST_HEAD]),
+        _pass(arena, plan, arena[at + LATER], arena[at + LATER_HEAD]),
+    )
+
+
+@jit_inline
+def _pass(arena: Floats, draft: PlanParts, tokens: float, head_tokens: float) -> Speculation:
+    """Read how a draft's requests take part in a pass."""
+    start = draft.header_at
+    at = start + int(arena[start + SPECULATION_AT])
+    if at == start:
+        return one_token(draft)
+    return Speculation(
+        tokens,
+        1.0,
+        0.0,
+        start + int(arena[at + HEAD_AT]),
+        int(arena[at + HEAD_LAST]),
+        start + int(arena[at + BOUNDS_AT]),
+        int(arena[at + BOUNDS]),
+        0,
+        head_tokens,
+    )
+
+
+@jit_inline
+def _open_draft(arena: Floats, at: int) -> PlanParts:
     """Read the draft's plan at ``arena[at]``: its kernels, without what its engine adds."""
     draft = open_plan(arena[at:])
     return PlanParts(
@@ -173,6 +222,7 @@ def verified_us(
         any_tokens.bounds_at,
         any_tokens.bounds,
         0,
+        float(queries),
     )
     tokens_us: float = table_load(arena, plan.decode_tokens_at + rows)
     head_us: float = table_load(arena, speculation.head_at + rows)

@@ -15,6 +15,7 @@ from fastroof.checks import is_whole_number
 from fastroof.documents import parse_json
 from fastroof.errors import TableError
 from fastroof.evidence.engine_flags import is_speculative, names_of, spelled
+from fastroof.models.load import draft_to_serve
 
 NO_DRAFT: Final = "none"
 """Drafter that takes no time, such as n-grams."""
@@ -140,6 +141,8 @@ def _tokens(where: str, engine: str, found: Mapping[str, str]) -> int:
 def _drafter(where: str, method: str, model: str) -> tuple[str, str]:
     """Return what drafts, and a note if it is timed as something else."""
     drafter = method or model.rpartition("/")[2].lower()
+    if model and draft_to_serve(model)[1]:
+        return model, ""
     layer = next((one for one in _ONE_LAYER if one in drafter), None)
     if layer is not None:
         note = f"{where}: its EAGLE drafter is timed as one layer of the model and its LM head"

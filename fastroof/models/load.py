@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple
 from fastroof.documents import read_text
 from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.file_access import FilesRead, is_file, is_folder, recorded, resolved
+from fastroof.models.draft_heads import HeadFields, method_of
 from fastroof.models.families.family import Family
 from fastroof.models.families.registry import FLAT_WRAPPERS, family_of
 from fastroof.models.hf import (
@@ -125,6 +126,8 @@ def _parse(
     config: Mapping[str, Any], where: str, name: str | None, hf_quant: Mapping[str, Any] | None = None
 ) -> ModelSpec:
     wrapper = Fields(config, where)
+    head = HeadFields.of(wrapper)
+    wrapper = wrapper if head is None else head.layers
     missing = missing_operators(wrapper, FLAT_WRAPPERS)
     if missing:
         raise UnsupportedModelError(f"{where} has no plan yet: {'; '.join(missing)}")
@@ -136,15 +139,16 @@ def _parse(
     if unread:
         raise UnsupportedModelError(f"{where} has no plan yet: {'; '.join(unread)}")
     kinds = _layer_kinds(fields, family)
+    groups = tuple(LayerGroup(kind, count) for kind, count in Counter(kinds).items())
     unquantised = ModelSpec(
         name=name or fields.text("_name_or_path") or architecture,
         architecture=architecture,
         hidden=fields.size("hidden_size"),
-        vocab=fields.size("vocab_size"),
+        vocab=fields.size("vocab_size") if head is None else head.vocab,
         tie_embeddings=fields.flag("tie_word_embeddings", default=family.tie_embeddings),
         max_position=longest_context(fields, family.name),
         torch_dtype=_torch_dtype(fields),
-        layers=tuple(LayerGroup(kind, count) for kind, count in Counter(kinds).items()),
+        layers=groups if head is None else head.groups(kinds),
         vision=vision_encoder(wrapper),
     )
     stored = quantised(
@@ -201,6 +205,15 @@ def published_checkpoint(source: str | Path, dtype: str) -> Published:
         if _weights(other) == _weights(preset) and load_model(other).checkpoint.dtype == dtype:
             return Published(PRESETS[other][0], *load_model(other).checkpoint.formats, False)
     return published
+
+
+def draft_to_serve(draft: str) -> tuple[str, str]:
+    """Return the name of a draft for an engine, and its method if it is a head whose config.json is here."""
+    try:
+        method = method_of(load_model(draft))
+    except ModelError:
+        return draft, ""
+    return (_name(draft) if method else draft), method
 
 
 def _weights(preset: str) -> str:

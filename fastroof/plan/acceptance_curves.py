@@ -15,12 +15,17 @@ from typing import Final, NamedTuple
 from fastroof.acceptance import MTP
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import BatchError
+from fastroof.models import ModelSpec, load_model
+from fastroof.models.draft_heads import DFLASH, DSPARK, EAGLE3, method_of
 
 CURVES_FILE: Final = "acceptance.csv"
 DATASET: Final = "SPEED-Bench coding"
 MEASURED_BY: Final = "InferenceX"
 ONE_LAYER: Final = ("MTP", "EAGLE-3")
 """Drafters that draft one token after another with one layer, as :func:`fastroof.serving.mtp_draft` does."""
+
+_BY_METHOD: Final = {EAGLE3: ("EAGLE-3", "EAGLE-3 (GQA)"), DSPARK: ("DSpark",), DFLASH: ("DFlash",)}
+"""Drafters by the method of a draft head."""
 
 MOST_NAMED: Final = 5
 
@@ -57,12 +62,18 @@ def accepted_auto(model: str, num_draft_tokens: int, draft: object) -> tuple[flo
             f"per step, or use a model that has: {', '.join(names[:MOST_NAMED])}, ..."
         )
     drafters = " and ".join(dict.fromkeys(curve.drafter for curve in curves))
-    if draft is not None and draft != MTP:
+    timed = _BY_METHOD.get(_head_method(draft), ONE_LAYER)
+    if draft is not None and draft != MTP and timed is ONE_LAYER:
         raise BatchError(
             f"accepted='auto' with a draft model: that of {model} was measured with {drafters}; give the "
             "mean tokens per step, or no draft model"
         )
-    fitting = [curve for curve in curves if draft is None or curve.drafter in ONE_LAYER]
+    fitting = [curve for curve in curves if draft is None or curve.drafter in timed]
+    if not fitting and draft != MTP:
+        raise BatchError(
+            f"accepted='auto' with a draft head of {' or '.join(timed)}: that of {model} was measured with "
+            f"{drafters}; give the mean tokens per step"
+        )
     if not fitting:
         raise BatchError(
             f"accepted='auto' with draft 'mtp': that of {model} was measured with {drafters}, which drafts "
@@ -75,6 +86,12 @@ def accepted_auto(model: str, num_draft_tokens: int, draft: object) -> tuple[flo
             f"{num_draft_tokens}; give the mean tokens per step"
         )
     return curve.lengths[num_draft_tokens - 1], curve.source(MTP if draft == MTP else None)
+
+
+def _head_method(draft: object) -> str:
+    """Return the method of a draft head, which is a plan or a name; empty for another draft."""
+    model = load_model(draft) if isinstance(draft, str) and draft != MTP else getattr(draft, "model", None)
+    return method_of(model) if isinstance(model, ModelSpec) else ""
 
 
 @cache

@@ -21,6 +21,7 @@ from fastroof.compiled.layout import FORM_LATENCY
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
 from fastroof.errors import FastroofError, PlanError
+from fastroof.models.draft_heads import Passes, head_of
 from fastroof.operators.attention_work import pairs_within
 from fastroof.operators.calls import AttentionCall, MixerCall
 from fastroof.pack.keys import axis_guide, key_columns
@@ -312,24 +313,55 @@ def verification_arena(
     plan: PlanData,
     tokens: int = 1,
     accepted: float = 1.0,
-    draft_steps: int = 0,
     draft: PlanData | None = None,
+    joined: PlanData | None = None,
 ) -> Floats:
-    """Return the arena followed by what :mod:`fastroof.compiled.verification` reads."""
+    """Return the arena followed by what :mod:`fastroof.compiled.verification` reads.
+
+    ``joined`` is the plan of a draft head with what the target's step runs for it, of which ``draft`` is
+    the rest.
+    """
     head = _head_us(plan)
     bounds = np.array([_bound(plan, number) for number in range(len(plan.attention))])
     head_at = len(plan.arena) + loops.SPECULATION_HEADER
     bounds_at = head_at + len(head)
     draft_at = 0 if draft is None else bounds_at + bounds.size
     header = np.zeros(loops.SPECULATION_HEADER)
-    header[[loops.TOKENS, loops.ACCEPTED, loops.DRAFT_STEPS]] = tokens, accepted, draft_steps
+    drafted = None if draft is None else head_of(draft.model)
+    passes = Passes.of(drafted, tokens - 1)
+    header[[loops.TOKENS, loops.ACCEPTED, loops.DRAFT_STEPS]] = tokens, accepted, passes.steps
     header[[loops.HEAD_AT, loops.HEAD_LAST]] = head_at, len(head) - 1
     header[[loops.BOUNDS_AT, loops.BOUNDS, loops.DRAFT_AT]] = bounds_at, len(bounds), draft_at
     parts = [plan.arena, header, head, bounds.ravel()]
-    arena = np.concatenate(parts if draft is None else [*parts, draft.arena])
+    if draft is not None:
+        own = draft.arena if drafted is None else verification_arena(draft)
+        parts += [np.array(passes[1:], np.float64), own]
+    arena = np.concatenate(parts)
     arena[steps.SPECULATION_AT] = len(plan.arena)
+    if drafted is not None and draft is not None and joined is not None:
+        _add_joined(arena, draft_at + loops.PASSES, draft, joined, tokens - 1)
     arena.flags.writeable = False
     return arena
+
+
+def _add_joined(arena: Floats, own_at: int, draft: PlanData, joined: PlanData, drafted: int) -> None:
+    """Add what a target's step runs for its draft head, and the Markov head of each draft token."""
+    for slot in {int(arena[steps.TOKENS_AT]), int(arena[steps.DECODE_TOKENS_AT])}:
+        size = min(int(arena[steps.MAX_TOKENS]), draft.max_num_batched_tokens) + 1
+        more_us = _section(joined, steps.TOKENS_AT, size) - _section(draft, steps.TOKENS_AT, size)
+        more_us[0] = 0.0
+        arena[slot : slot + size] += more_us
+    markov_us = _section(joined, steps.LOGITS_AT, draft.max_num_seqs + 1)
+    markov_us = markov_us - _section(draft, steps.LOGITS_AT, len(markov_us))
+    header = own_at + int(arena[own_at + steps.SPECULATION_AT])
+    at, last = own_at + int(arena[header + loops.HEAD_AT]), int(arena[header + loops.HEAD_LAST])
+    # one call after another, each of the sequences
+    of_each = np.interp(np.arange(last + 1) / drafted, np.arange(len(markov_us)), markov_us)
+    arena[at : at + last + 1] += drafted * of_each
+
+
+def _section(plan: PlanData, slot: int, size: int) -> Floats:
+    return plan.arena[int(plan.arena[slot]) :][:size].copy()
 
 
 def _head_us(plan: PlanData) -> Floats:

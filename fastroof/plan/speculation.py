@@ -13,12 +13,14 @@ from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.memory.gpu_memory import NO_DRAFTS, Drafts
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.memory.workspaces import model_kv_bytes
-from fastroof.models import Layout
+from fastroof.models import Layout, ModelSpec
+from fastroof.models.draft_heads import EAGLE3, HeadLayer, Passes, alone, head_of
 from fastroof.models.mtp import mtp_model
 from fastroof.plan.acceptance_curves import accepted_auto
 from fastroof.plan.arena import verification_arena
 from fastroof.plan.compile import compile_plan
 from fastroof.plan.step_plan import StepPlan
+from fastroof.units import ACTIVATION_BYTES
 
 if TYPE_CHECKING:
     from fastroof.tables import Tables
@@ -38,8 +40,9 @@ class SpeculativeDecoding:
         that position was accepted, with all before it. The acceptance length is then 1 plus their sum.
         ``"auto"`` is the acceptance length measured for the plan's model, if there is one.
     draft : StepPlan, str or None
-        The draft: the plan of a second, smaller model, at its own tp; ``"mtp"``, the model's own
-        multi-token prediction layer (:func:`mtp_draft`); None if drafts take no time (n-grams).
+        The draft: the plan of a second, smaller model or of a draft head (EAGLE-3, DFlash, DSpark), at its
+        own tp; ``"mtp"``, the model's own multi-token prediction layer (:func:`mtp_draft`); None if drafts
+        take no time (n-grams).
     accepted_from : str
         What an acceptance length of ``"auto"`` was measured on, in the result of :meth:`for_model`.
 
@@ -152,6 +155,11 @@ class SpeculatedPlan(NamedTuple):
     accepted: float = 1.0
 
     @property
+    def passes(self) -> Passes:
+        """The draft's passes around a step."""
+        return Passes.of(None if self.draft is None else head_of(self.draft.model), self.tokens - 1)
+
+    @property
     def plans(self) -> tuple[StepPlan, ...]:
         """The target's plan, and the draft's if it has one."""
         return (self.plan,) if self.draft is None else (self.plan, self.draft)
@@ -222,12 +230,21 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
     tables = source.tables if tables is None else tables
     if tables is None and not source.is_datasheet:
         raise PlanError("an unpickled plan has no tables; use draft=mtp_draft(plan, tables)")
+    return compiled_like(plan, mtp_model(plan.model), tables)
+
+
+def compiled_like(
+    plan: StepPlan, model: ModelSpec, tables: Tables | None, dtype: str | None = None
+) -> StepPlan:
+    """Compile another model on a plan's GPUs, in its dtypes or another."""
     layout = plan.layout
+    if dtype is None:
+        dtype = plan.dtype if plan.execution.formats is None else "auto"
     with warnings.catch_warnings():
         # from the datasheet model, as the plan's own
         warnings.simplefilter("ignore")
         return compile_plan(
-            mtp_model(plan.model),
+            model,
             plan.gpu,
             tables,
             tp=layout.tp,
@@ -235,7 +252,7 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
             dp=layout.dp,
             ep=layout.ep,
             moe_tp=layout.moe_tp,
-            dtype=plan.dtype if plan.execution.formats is None else "auto",
+            dtype=dtype,
             kv_dtype=plan.kv_dtype,
             routing=plan.execution.routing,
             # what the plan's layers were allowed to use
@@ -248,10 +265,22 @@ def mtp_draft(plan: StepPlan, tables: Tables | None = None) -> StepPlan:
 
 
 def draft_of(plan: StepPlan, draft: StepPlan | str | None) -> tuple[StepPlan | None, int]:
-    """Return the plan of a draft, and the bytes of its weights on a GPU; None and 0 if it takes none."""
+    """Return the plan of a draft's passes, and the bytes of its weights on a GPU; None and 0 without."""
     if isinstance(draft, StepPlan):
         _check_draft(plan, draft)
-        return draft, draft.memory.weight_bytes
+        head = head_of(draft.model)
+        if head is None:
+            return draft, draft.memory.weight_bytes
+        if head.target_hidden != plan.model.hidden:
+            raise PlanError(
+                f"{draft.model.name} drafts from hidden states of {head.target_hidden:,} numbers, and those "
+                f"of {plan.model.name} have {plan.model.hidden:,}: use a head that was trained for it"
+            )
+        source = draft.error_source
+        if source.tables is None and not source.is_datasheet:
+            raise PlanError("an unpickled plan of a draft head has no tables; compile it again")
+        passes = compiled_like(draft, alone(draft.model), source.tables)
+        return passes, _head_bytes(plan, draft, head)
     if draft != MTP:
         return None, 0
     mtp = mtp_draft(plan)
@@ -259,6 +288,20 @@ def draft_of(plan: StepPlan, draft: StepPlan | str | None) -> tuple[StepPlan | N
     two = replace(mtp, model=replace(mtp.model, layers=(replace(group, count=2),)))
     # embedding and LM head are shared with the model
     return mtp, two.memory.weight_bytes - mtp.memory.weight_bytes
+
+
+def _head_bytes(plan: StepPlan, draft: StepPlan, head: HeadLayer) -> int:
+    """Return the weights of a draft head on a GPU: its embedding, and a whole LM head, are its target's.
+
+    vLLM shares them where they are equal, and SGLang takes the target's.
+    """
+    model, layout = draft.model, draft.layout
+    memory, rows = draft.memory, model.padded_vocab(layout.tp) // layout.tp
+    shared = rows * model.hidden * ACTIVATION_BYTES
+    if model.vocab == plan.model.vocab and head.method != EAGLE3:
+        shared *= 1 if model.tie_embeddings else 2
+    copied = head.copied_weights(model.hidden, layout) if plan.engine == "vllm" else 0
+    return memory.weight_bytes - shared + copied * ACTIVATION_BYTES
 
 
 def drafts_of(draft: StepPlan | None, weight_bytes: int, tokens: int) -> Drafts:
@@ -282,8 +325,8 @@ def speculated(plan: StepPlan, speculation: SpeculativeDecoding | None) -> Specu
         )
     accepted = speculation.for_model(plan.model.name).acceptance_length
     draft, weight_bytes = draft_of(plan, speculation.draft)
-    drafted = (0, None) if draft is None else (speculation.num_draft_tokens, draft)
-    arena = verification_arena(plan, speculation.tokens, accepted, *drafted)
+    joined = speculation.draft if isinstance(speculation.draft, StepPlan) else None
+    arena = verification_arena(plan, speculation.tokens, accepted, draft, joined)
     return SpeculatedPlan(plan, arena, speculation.tokens, draft, weight_bytes, accepted)
 
 

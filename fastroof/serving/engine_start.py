@@ -20,12 +20,13 @@ from fastroof.memory.gpu_memory import NO_DRAFTS
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.memory.room_errors import RoomErrors, room_errors_of, room_kind
 from fastroof.models import ModelSpec, load_model
+from fastroof.models.draft_heads import method_of
 from fastroof.models.layout import TP_SIZES
-from fastroof.models.load import published_checkpoint
+from fastroof.models.load import draft_to_serve, published_checkpoint
 from fastroof.models.lora import lora_settings
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.curves import DatasheetCurves
-from fastroof.plan.speculation import draft_of, drafts_of
+from fastroof.plan.speculation import compiled_like, draft_of, drafts_of
 from fastroof.plan.start import (
     Margin,
     Refusal,
@@ -111,7 +112,10 @@ class _Question:
         """Return the question of a plan's start."""
         drafts = NO_DRAFTS
         if self.num_draft_tokens:
-            drafts = drafts_of(*draft_of(plan, self.draft), self.num_draft_tokens)
+            draft, source = self.draft, plan.error_source
+            if isinstance(draft, str) and draft != MTP:
+                draft = compiled_like(plan, load_model(draft), source.tables, dtype="auto")
+            drafts = drafts_of(*draft_of(plan, draft), self.num_draft_tokens)
         return StartQuestion(*self.limits(plan), self.prefix_caching, drafts, self.free_bytes)
 
     def start_or_none(self) -> tuple[StepPlan, StartQuestion] | None:
@@ -163,7 +167,7 @@ def fit(
     num_draft_tokens : int
         Draft tokens of a request in each step.
     draft : StepPlan or str, optional
-        The draft, as in :class:`fastroof.SpeculativeDecoding`.
+        The draft, as in :class:`fastroof.SpeculativeDecoding`, or the name or path of a model.
     tpot_ms : float, optional
         Maximum time of a decode step, ms; inf for memory alone.
     kv_len, batch_size : int or array_like of int, optional
@@ -220,8 +224,10 @@ def fit(
     whole_number("num_draft_tokens", num_draft_tokens, 0, 64, BatchError)
     if draft is not None and not num_draft_tokens:
         raise BatchError("draft needs num_draft_tokens of at least 1")
-    if not (draft is None or isinstance(draft, StepPlan) or draft == MTP):
-        raise BatchError(f"draft must be {MTP!r}, a StepPlan, or None for n-grams, got {shown(draft)}")
+    if not (draft is None or isinstance(draft, StepPlan | str)):
+        raise BatchError(
+            f"draft must be {MTP!r}, a model, a StepPlan or None for n-grams, got {shown(draft)}"
+        )
     if free_gib is not None and not (is_number(free_gib) and 0 < free_gib < 2**20):
         raise BatchError(f"free_gib must be a number of GiB above 0, got {shown(free_gib)}")
     if tpot_ms is None and not (kv_len is None and batch_size is None):
@@ -370,7 +376,10 @@ def _settings(
     checkpoint = published_checkpoint(model, plan.dtype)
     context, seqs, tokens = limits
     memory, layout = plan.profile.memory, plan.layout
-    draft = args.draft.model.name if isinstance(args.draft, StepPlan) else args.draft or ""
+    if isinstance(args.draft, StepPlan):
+        draft, method = args.draft.model.name, method_of(args.draft.model)
+    else:
+        draft, method = draft_to_serve(args.draft or "")
     return LaunchSettings(
         model=served_name(checkpoint.name),
         tp=layout.tp,
@@ -389,6 +398,7 @@ def _settings(
         auto_kv_dtype=memory.auto_kv_dtype(plan.gpu, plan.model.architecture, checkpoint.kv_dtype),
         num_draft_tokens=args.num_draft_tokens,
         draft=draft,
+        draft_method=method,
         balance_steps=plan.profile.data_parallel.balance_steps,
         pauses=plan.profile.scheduling.pauses_on,
         kv_cache_bytes=round(memory.cache_gib * GIB),

@@ -59,10 +59,12 @@ class Drafting(NamedTuple):
     def lookahead(self, is_mixed: bool, reserves_output: bool) -> int:
         """Return for how many tokens beyond those that it verifies a step takes blocks.
 
-        vLLM has these for a draft's next tokens, if it has a KV cache; SGLang and TensorRT-LLM do not.
+        vLLM has these for a draft's next tokens, if it has a KV cache; SGLang and TensorRT-LLM do not. A
+        block whose first token predicts none takes one more.
         """
         has_draft = self.loops.draft is not None
-        return self.loops.tokens - 1 if has_draft and is_mixed and not reserves_output else 0
+        ahead = max(self.loops.tokens - 1, self.loops.passes.later)
+        return ahead if has_draft and is_mixed and not reserves_output else 0
 
 
 def geometric_rates(num_draft_tokens: int, length: float) -> tuple[float, ...]:

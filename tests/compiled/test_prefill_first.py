@@ -132,7 +132,7 @@ def test_an_engine_that_looks_seldom_takes_more_at_once(plan, looks, spread):
 @pytest.mark.parametrize("has_draft", [False, True])
 def test_drafts_and_what_is_cached_take_their_part(plan, draft, isl, has_draft):
     verified = Verified(4, 2.5, draft if has_draft else None)
-    arena = verification_arena(plan, 4, 2.5, *((3, draft) if has_draft else (0, None)))
+    arena = verification_arena(plan, 4, 2.5, draft if has_draft else None)
     for cached in (0.0, 100.0):
         expected = closed_form(plan, isl, 60, 9, 512, cached=cached, verified=verified)
         code, _, got = one(arena, (isl + cached, isl, 60, 9, 512))

@@ -83,7 +83,7 @@ def test_sizes_that_cannot_be_timed_are_a_code(plan, sizes):
 def test_a_roofline_sums_over_its_queries(queries, more, window, batch):
     launch_us, pair_us, query_us, kv_us = 7.0, 0.3, 0.05, 2.0
     kinds = np.array([launch_us, pair_us, query_us, kv_us, window, 1.0, 0.1, 0.0, 0.5, NO_WINDOW], float)
-    speculation = verification.Speculation(float(queries), 1.0, 0.0, 0, 0, 0, 2, 0)
+    speculation = verification.Speculation(float(queries), 1.0, 0.0, 0, 0, 0, 2, 0, float(queries))
     kv = queries + more
     seen = [kv - queries + 1 + i for i in range(queries)]
     pairs = sum(min(past, window) for past in seen)
@@ -100,8 +100,7 @@ def test_a_roofline_sums_over_its_queries(queries, more, window, batch):
 @pytest.mark.parametrize("is_chunked", [True, False])
 def test_estimates_are_the_closed_form(plan, draft, tokens, has_draft, is_chunked):
     accepted = 1.0 + 0.6 * (tokens - 1)
-    drafted = (tokens - 1, draft) if has_draft else (0, None)
-    arena = verification_arena(plan, tokens, accepted, *drafted)
+    arena = verification_arena(plan, tokens, accepted, draft if has_draft else None)
     rng = np.random.default_rng(tokens)
     for _ in range(8):
         # steps hold the tokens of some requests besides a whole prompt
@@ -127,7 +126,7 @@ def test_estimates_are_the_closed_form(plan, draft, tokens, has_draft, is_chunke
 
 def test_workers_of_both_kinds_draft(plan, draft):
     tokens, accepted = 4, 2.5
-    arena = verification_arena(plan, tokens, accepted, tokens - 1, draft)
+    arena = verification_arena(plan, tokens, accepted, draft)
     isl, osl = 300, 40
     expected = closed_form(plan, isl, osl, 1, 512, verified=Verified(tokens, accepted, draft))
     scenario = np.array([[float(x)] for x in (isl, osl, 1, 1, 1, 512)])
@@ -145,7 +144,7 @@ def test_workers_of_both_kinds_draft(plan, draft):
 
 @pytest.mark.parametrize("osl", [1.0, 40.0])
 def test_a_draft_attends_to_what_is_cached(plan, draft, osl):
-    arena = verification_arena(plan, 3, 2.0, 2, draft)
+    arena = verification_arena(plan, 3, 2.0, draft)
 
     def ttft_us(isl):
         out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
@@ -173,7 +172,7 @@ def test_a_draft_attends_to_what_lies_half_way_through_its_steps(plan, tokens, a
             elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
         ),
     )  # fmt: skip
-    arena = verification_arena(plan, tokens, accepted, tokens - 1, steep)
+    arena = verification_arena(plan, tokens, accepted, steep)
     speculation = verification.open_speculation(arena, steps.open_plan(arena))
     for decodes in (1.0, 3.5):
         expected = draft_us(Verified(tokens, accepted, steep), decodes, 300, 40, [], 0.0)
@@ -187,7 +186,7 @@ ANY = st.floats(allow_nan=True, allow_infinity=True) | st.floats(1.0, 4000.0)
 @settings(max_examples=200)
 @given(sizes=st.tuples(*[ANY] * 5), is_chunked=st.booleans())
 def test_estimates_survive_any_numbers(plan, draft, sizes, is_chunked):
-    arena = verification_arena(plan, 4, 2.5, 3, draft)
+    arena = verification_arena(plan, 4, 2.5, draft)
     out = np.full((serving_options.ESTIMATE_ROWS, 1), np.nan)
     arrays = [np.array([size]) for size in sizes]
     with np.errstate(all="ignore"):

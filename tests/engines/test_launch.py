@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastroof.engines import load_engine, serving_engines
-from fastroof.engines.launch import Command, LaunchSettings, engine_commands
+from fastroof.engines.launch import Command, LaunchSettings, engine_commands, sglang, vllm
 from fastroof.engines.launch.settings import BenchmarkLoad
 from fastroof.engines.load import version_named
 from tests.engines.arguments import Option, recorded
@@ -219,6 +219,23 @@ def test_drafts_are_arguments_or_unsaid_limits() -> None:
         command = server(engine, launch_settings(num_draft_tokens=3, draft=draft))
         is_option = any("specul" in option for option in options_of(command))
         assert is_option != any("3 draft tokens" in text for text in command.unsaid), (engine, draft)
+
+
+def test_draft_heads_are_arguments_of_releases_that_have_them() -> None:
+    head = launch_settings(num_draft_tokens=3, draft="org/head", draft_method="dflash", draft_tp=1, tp=2)
+    config = options_of(vllm.server(head, "0.24.0"))["--speculative-config"]
+    assert json.loads(config) == {
+        "method": "dflash", "num_speculative_tokens": 3, "model": "org/head", "draft_tensor_parallel_size": 1,
+    }  # fmt: skip
+    on_all = replace(head, draft_tp=0)
+    assert options_of(sglang.server(on_all, "0.5.23"))["--speculative-algorithm"] == "DFLASH"
+    for command in (
+        vllm.server(head, "0.19.0"),
+        sglang.server(on_all, "0.5.20"),
+        sglang.server(head, "0.5.23"),
+    ):
+        assert "3 draft tokens by org/head: see" in " ".join(command.unsaid)
+        assert not any("speculative" in option for option in options_of(command))
 
 
 @pytest.mark.parametrize(("running", "graph"), [(1, 8), (40, 64), (64, 64), (700, 1024), (5000, 1024)])

@@ -83,13 +83,13 @@ class Drafts:
         )
         seqs = float(len(every))
         in_window = windowed(chunks, plan.window)
-        verification_of = speculation._replace(tokens=queries)
+        verification_of = speculation._replace(tokens=queries, head_tokens=queries)
         target_us = mean_steps.summed_mean_step_us(
             self.arena, plan, verification_of, decodes, of_chunks, in_window, seqs
         )
         if speculation.draft_at == 0:
             return target_us, 0.0
-        in_window = windowed(chunks, verification.open_draft(self.arena, speculation.draft_at).window)
+        in_window = windowed(chunks, verification.open_drafter(self.arena, speculation.draft_at).plan.window)
         kv_sum = float(sum(context + 1 for context in verifying + single))
         draft_us = mean_steps.drafting_us(
             self.arena, speculation, decodes.number, kv_sum, of_chunks, in_window, seqs

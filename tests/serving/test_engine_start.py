@@ -157,7 +157,7 @@ def test_smaller_limits_never_keep_a_start_from_starting(seqs, length, tokens):
         ({"max_model_len": 131_073}, "max_model_len must be a whole number from 1 to 131,072"),
         ({"max_num_seqs": 0}, "max_num_seqs must be a whole number"),
         ({"draft": "mtp"}, "draft needs num_draft_tokens"),
-        ({"draft": "eagle", "num_draft_tokens": 2}, "draft must be 'mtp'"),
+        ({"draft": "eagle", "num_draft_tokens": 2}, "unknown model 'eagle'"),
         ({"kv_cache_gib": -1}, "kv_cache_gib must be GiB from 0.001"),
         ({"kv_cache_gib": 10, "engine": "kernels"}, "kv_cache_gib needs a serving engine"),
         ({"tp": 3}, "tp"),

@@ -141,6 +141,7 @@ def drafted_step_us(
         of_plan.bounds_at,
         of_plan.bounds,
         of_plan.draft_at,
+        tokens,
     )
     new = ChunkSums(
         float(sums.new_sum), float(sums.causal_pairs), float(sums.prefix_pairs), float(sums.prefix_sum)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from fastroof.engines.values import holds_for
 from fastroof.units import GIB
 
 MTP: Final = "mtp"
@@ -78,6 +79,10 @@ class LaunchSettings:
         Tokens drafted per request before each step.
     draft : str
         Draft: ``mtp``, ``none``, or a model.
+    draft_method : str
+        Method of a draft that is a head of the model: ``eagle3``, ``dflash`` or ``dspark``; else empty.
+    draft_tp : int
+        GPUs of a draft head; 0 for those of the model.
     balance_steps : int
         Steps that a rank's prompts wait for those of other ranks; 0 for none.
     role : str
@@ -113,6 +118,8 @@ class LaunchSettings:
     memory_fraction: float = 0.0
     num_draft_tokens: int = 0
     draft: str = ""
+    draft_method: str = ""
+    draft_tp: int = 0
     balance_steps: int = 0
     role: str = ""
     port: int = 8000
@@ -154,10 +161,11 @@ class LaunchSettings:
             f"to {self.dtype} while loading; serve a checkpoint in {self.dtype}"
         )
 
-    @property
-    def own_drafts(self) -> int:
-        """Number of tokens that the model's own prediction layer drafts."""
-        return self.num_draft_tokens if self.draft == MTP else 0
+    def own_drafts(self, heads: Mapping[str, str], release: str) -> int:
+        """Number of tokens drafted by the model's own layer, or by a head whose method a release has."""
+        method = self.draft_method
+        is_own = self.draft == MTP or (method in heads and holds_for(heads[method], release))
+        return self.num_draft_tokens if is_own else 0
 
     def missing_drafts(self, option: str) -> str:
         """Return the message for drafts that are left to an option; empty without drafts."""

@@ -42,6 +42,9 @@ _ATTENTION_DP: Final = ">=0.5.22"
 
 _KV_DTYPES: Final = {"bf16": "bf16", "fp8": "fp8_e4m3"}
 
+_HEADS: Final = {"eagle3": ">=0.5.9", "dflash": ">=0.5.23", "dspark": ">=0.5.23"}
+"""Methods of draft heads and the versions that were read with them."""
+
 
 def server(settings: LaunchSettings, release: str) -> Command:
     """Return the command that serves one copy in a release."""
@@ -49,7 +52,11 @@ def server(settings: LaunchSettings, release: str) -> Command:
     is_newer = shares_experts and holds_for(_ATTENTION_DP, release)
     # with data-parallel attention the chunk and requests are divided by ranks, requests also by stages
     ranks = settings.dp if shares_experts else 1
-    drafts = settings.own_drafts
+    # its heads run on all GPUs of the model
+    heads = _HEADS if settings.draft_tp in (0, settings.tp) else {}
+    drafts, method = settings.own_drafts(heads, release), settings.draft_method
+    # one token after another; the others draft a block at once
+    in_steps = drafts if method in ("", "eagle3") else 0
     arguments = options(
         ("--model-path", settings.shown_model),
         # of all GPUs of a stage if ranks share experts; for a dense model dp makes copies
@@ -71,9 +78,10 @@ def server(settings: LaunchSettings, release: str) -> Command:
         ("--max-loras-per-batch", settings.lora_rank and settings.max_loras),
         ("--lora-target-modules", settings.lora_rank and settings.lora_modules),
         ("--quantization", settings.online_dtype),
-        ("--speculative-algorithm", drafts and "NEXTN"),
-        ("--speculative-num-steps", drafts),
-        ("--speculative-eagle-topk", drafts and 1),
+        ("--speculative-algorithm", drafts and (method.upper() or "NEXTN")),
+        ("--speculative-draft-model-path", drafts and method and settings.draft),
+        ("--speculative-num-steps", in_steps),
+        ("--speculative-eagle-topk", in_steps and 1),
         ("--speculative-num-draft-tokens", drafts and drafts + 1),
         ("--disaggregation-mode", settings.role),
         ("--disaggregation-transfer-backend", settings.role and "nixl"),

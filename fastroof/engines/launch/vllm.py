@@ -41,10 +41,17 @@ KV_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
 _LORA_MODULES: Final = ">=0.19"
 """Versions with ``--lora-target-modules``."""
 
+_HEADS: Final = {"eagle3": ">=0.12", "dflash": ">=0.24", "dspark": ">=0.28"}
+"""Methods of draft heads and the versions whose arguments were read with them."""
+
 
 def server(settings: LaunchSettings, release: str) -> Command:
     """Return the command that serves one copy in a release."""
-    drafts = {"method": "mtp", "num_speculative_tokens": settings.own_drafts}
+    drafted = settings.own_drafts(_HEADS, release)
+    drafts = {"method": settings.draft_method or "mtp", "num_speculative_tokens": drafted}
+    if settings.draft_method:
+        drafts |= {"model": settings.draft}
+        drafts |= {"draft_tensor_parallel_size": settings.draft_tp} if settings.draft_tp else {}
     transfer = {"kv_connector": "NixlConnector", "kv_role": _ROLES.get(settings.role)}
     has_modules = settings.lora_rank > 0 and settings.lora_modules != (ALL_MODULES,)
     is_named = bool(settings.lora_modules) and holds_for(_LORA_MODULES, release)
@@ -65,14 +72,14 @@ def server(settings: LaunchSettings, release: str) -> Command:
         ("--max-loras", settings.lora_rank and settings.max_loras),
         ("--lora-target-modules", has_modules and is_named and settings.lora_modules),
         ("--quantization", settings.online_dtype),
-        ("--speculative-config", settings.own_drafts and json.dumps(drafts)),
+        ("--speculative-config", drafted and json.dumps(drafts)),
         ("--kv-transfer-config", settings.role and json.dumps(transfer)),
         *settings.listen_options,
     )
     unsaid = (
         MISSING_MODULES if has_modules and not is_named else "",
         settings.missing_format(TITLE),
-        "" if settings.own_drafts else settings.missing_drafts("--speculative-config"),
+        "" if drafted else settings.missing_drafts("--speculative-config"),
     )
     return Command(
         ("vllm", "serve"),

@@ -93,14 +93,19 @@ def _of_draft(target: SpeculatedPlan, decodes: Floats, kv_len: Floats) -> Floats
     draft = target.draft
     if draft is None:
         return np.zeros((len(BOUNDS), len(decodes)))
-    batch = np.maximum(decodes, 1.0)
-    at = np.rint(batch).astype(np.int64)
-    step_us = _by_bound(draft, "tokens", "with_prefill", draft.max_num_batched_tokens)[:, at]
-    step_us += _by_bound(draft, "sequences", "", draft.max_num_seqs)[:, at]
+    batch, passes = np.maximum(decodes, 1.0), target.passes
+    most = draft.max_num_batched_tokens
+    tokens_us = _by_bound(draft, "tokens", "with_prefill", most)
+    head_us = _by_bound(draft, "sequences", "", max(most, draft.max_num_seqs))
     kinds = (attention_times(draft, i, True, batch, kv_len).own_us for i in range(len(draft.attention)))
-    step_us += _attention(draft, True, batch, kv_len, np.sum(list(kinds), axis=0))
-    drafted: Floats = (target.tokens - 1) * step_us
-    return drafted
+    attention_us = _attention(draft, True, batch, kv_len, np.sum(list(kinds), axis=0))
+
+    def pass_us(tokens: int, with_head: int) -> Floats:
+        at = [np.minimum(np.rint(batch * each), most).astype(np.int64) for each in (tokens, with_head)]
+        return tokens_us[:, at[0]] + head_us[:, at[1]] + attention_us
+
+    drafted: Floats = (passes.steps - 1) * pass_us(passes.later, passes.later_head)
+    return drafted + pass_us(passes.first, passes.first_head) if passes.first else drafted
 
 
 def _largest_term(plan: StepPlan, compute_s: Any, moved_bytes: Any, launch_us: float) -> Any:

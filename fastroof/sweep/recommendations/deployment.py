@@ -25,7 +25,7 @@ from fastroof.engines.launch import (
 from fastroof.engines.launch.settings import LOOPBACK
 from fastroof.engines.load import version_named
 from fastroof.models import TP_SIZES, load_model
-from fastroof.models.load import Published, published_checkpoint
+from fastroof.models.load import Published, draft_to_serve, published_checkpoint
 from fastroof.models.lora import lora_settings
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.deployments import DeploymentSpec
@@ -246,6 +246,7 @@ def _settings(
     copy: Copy,
 ) -> LaunchSettings:
     model, gpu = load_model(key.model), load_gpu(key.gpu)
+    draft, method = draft_to_serve(row["draft"] or "")
     batches = row["dp"] * row["pp"] * max(row["replicas"] or row["decode_workers"], 1)
     return LaunchSettings(
         model=served_name(checkpoint.name),
@@ -255,7 +256,9 @@ def _settings(
         memory_fraction=0.0 if profile.memory.room == "datasheet" else profile.memory.fraction,
         checkpoint_dtype=checkpoint.dtype,
         auto_kv_dtype=profile.memory.auto_kv_dtype(gpu, model.architecture, checkpoint.kv_dtype),
-        draft=row["draft"] or "",
+        draft=draft,
+        draft_method=method,
+        draft_tp=0 if spec.speculation is None else spec.speculation.draft_tp or 0,
         balance_steps=profile.data_parallel.balance_steps,
         pauses=profile.scheduling.pauses_on,
         role="" if copy.role == "server" else copy.role,
