@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
@@ -32,7 +31,7 @@ EPILOG: Final = """\b
 Examples:
   fastroof bench
   fastroof bench decode ragged-mixed --threads 4
-  fastroof bench lookup --json --plot lookups.png > lookups.json
+  fastroof bench lookup --json > lookups.json
 
 \b
 Workloads:
@@ -73,19 +72,12 @@ def bench(
     repeat: Annotated[int, typer.Option(help="Number of rounds after the first call.")] = 7,
     quick: Annotated[bool, typer.Option("--quick", help="Use small sizes, only to try it.")] = False,
     as_json: Json = False,
-    plot_path: Annotated[
-        Path | None, typer.Option("--plot", metavar="PATH", help="Plot to write: .png or .svg.")
-    ] = None,
 ) -> None:
     """Time fastroof on this machine."""
     names = _chosen(workload or list(NAMES))
     from fastroof.bench.timing import report_document, run_workloads
     from fastroof.bench.workload import new_setup
 
-    if plot_path is not None:
-        from fastroof.report import check_picture
-
-        check_picture(plot_path)
     spec, measured = measured_tables(gpu, tables, None)
     setup = new_setup(model, spec, measured, threads=threads, quick=quick)
     where = tables or gpu or DEFAULT_GPU
@@ -95,11 +87,6 @@ def bench(
         print_json(report_document(report))
     else:
         _print(report)
-    if plot_path is not None:
-        from fastroof.bench.plot import draw_bench
-        from fastroof.report import save_figure
-
-        typer.echo(f"wrote {save_figure(draw_bench(report), plot_path)}", err=as_json)
 
 
 def _chosen(names: list[str]) -> list[str]:

@@ -246,14 +246,6 @@ def _model_figure(
     return draw_model_roofline(plans, batch_sizes=batches, **sizes, source=source)
 
 
-def leading_steps(results: Results, output: Output, where: Where = None) -> None:
-    """Plot the components of a sweep's best steps."""
-    from fastroof.report import draw_leading_steps
-
-    swept, wanted = rows_to_draw(results, output, where)
-    save(draw_leading_steps(swept, **wanted), output)
-
-
 def register(app: typer.Typer) -> None:
     """Add the commands."""
     group = Commands(help="Draw tables, plans and sweeps as PNG or SVG.")
@@ -264,7 +256,6 @@ def register(app: typer.Typer) -> None:
         "step": step,
         "pareto": pareto,
         "curves": curves,
-        "leading-steps": leading_steps,
     }
     for name, command in commands.items():
         group.command(name)(command)

@@ -17,7 +17,7 @@ Examples:
   fastroof report results.parquet -o report.html
 
 The page works without a network, and filters and selections are in its address. PNG and SVG of its
-charts: fastroof plot pareto, curves and leading-steps.
+charts: fastroof plot pareto and curves.
 """
 
 

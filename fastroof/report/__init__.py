@@ -9,11 +9,9 @@ from fastroof.report.results_file import read_results
 from fastroof.report.rooflines import draw_mfu, draw_roofline
 from fastroof.report.serving import draw_serving_curves
 from fastroof.report.step_plot import draw_step
-from fastroof.report.steps import draw_leading_steps
 
 __all__ = [
     "check_picture",
-    "draw_leading_steps",
     "draw_mfu",
     "draw_model_roofline",
     "draw_pareto",

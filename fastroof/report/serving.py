@@ -1,4 +1,4 @@
-"""Plots of serving results: interval coverage, predicted against measured times, and curves over load."""
+"""Plots of serving results: predicted against measured times, and curves over load."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from fastroof.errors import FastroofError
-from fastroof.judging.coverage import LEVELS, CoverageRow
 from fastroof.report import plots
 from fastroof.report.front import in_turns, rows_where, setting_words, swept_words
 from fastroof.report.results_file import RateColumns, Results
@@ -19,32 +18,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from fastroof.evidence.prediction_errors import PredictedTime, Validation
-
-
-TARGET_COVERAGE: Final = (0.75, 0.85)
-"""Target range for the coverage of 80 % intervals."""
-
-
-def draw_coverage(rows: Sequence[CoverageRow], *, source: str = "") -> Figure:
-    """Draw how many hidden points lie in intervals of each claimed level, one row per grid, best first."""
-    inside = sorted((row for row in rows if row.region == "inside"), key=lambda row: row.level_80)
-    at = np.arange(len(inside))
-    with plots.style():
-        figure = plots.new_figure(10.0, 2.2 + 0.24 * len(inside))
-        axes = figure.subplots()
-        axes.axvspan(*(100.0 * share for share in TARGET_COVERAGE), color=plots.FAINT, linewidth=0)
-        for level, (colour, marker) in zip(LEVELS, plots.LINE_LOOKS, strict=False):
-            name = f"{100.0 * level:.0f} %"
-            covered = [100.0 * getattr(row, f"level_{100.0 * level:.0f}") for row in inside]
-            axes.axvline(100.0 * level, color=colour, linewidth=1.2, linestyle=(0, (4, 3)))
-            axes.plot(covered, at, color=colour, marker=marker, markersize=5, linestyle="none", label=name)
-        axes.set_yticks(at, [f"{row.operator.replace('_', ' ')}, {row.grid}" for row in inside])
-        axes.set_ylim(-0.7, len(inside) - 0.3)
-        axes.set_xlabel("hidden points in intervals of each claimed level (%)")
-        plots.legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=len(LEVELS))
-        parts = ("A quarter of every axis hidden; dashed: claimed levels, grey: 75 to 85 %", source)
-        plots.write_titles(figure, "Intervals of lookups on hidden points", "; ".join(filter(None, parts)))
-    return figure
 
 
 BAND: Final = 0.1

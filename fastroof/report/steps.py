@@ -9,25 +9,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
-
 from fastroof.checks import is_number
 from fastroof.config import GpuSpec, load_gpu
 from fastroof.defaults import MEASURED
 from fastroof.errors import FastroofError
 from fastroof.models import load_model
 from fastroof.models.execution import AUTO, ROUTINGS
-from fastroof.models.layout import split_words
 from fastroof.report import plots
-from fastroof.report.front import in_turns, rows_where, swept_words
-from fastroof.report.results_file import RateColumns, Results
-from fastroof.report.rooflines import draw_roofs
-from fastroof.units import MS_PER_S, TFLOP, US_PER_MS, US_PER_S
+from fastroof.report.results_file import Results
+from fastroof.units import MS_PER_S, US_PER_S
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
     from fastroof.plan import StepPlan
     from fastroof.plan.explain import OperatorTime
     from fastroof.tables import Tables
@@ -248,103 +240,3 @@ def achieved(part: OperatorTime) -> tuple[float, float] | None:
     if part.flops <= 0 or part.moved_bytes <= 0 or part.total_us <= 0:
         return None
     return part.flops / part.moved_bytes, part.flops / part.total_us * US_PER_S
-
-
-_MOST_ROWS: Final = len(plots.LINE_LOOKS)
-
-
-def draw_leading_steps(results: Results, **required: Any) -> Figure:
-    """Draw the decode steps of the best rows by component, and on the roofline.
-
-    The figure shows the row with the most tokens/s per GPU of each model, GPU, tp and dtype: at most six,
-    alternating between models. Arguments and errors are those of :func:`fastroof.report.draw_pareto`; it
-    also raises FastroofError if no row's plan can be compiled any more.
-    """
-    rows = rows_where(results, **required)
-    best = _best_rows(results, rows)
-    source = StepSource(results)
-    columns = results.rows(np.sort(best))
-    place = {int(index): i for i, index in enumerate(np.sort(best))}
-    leading = []
-    for index in best.tolist():
-        row = {name: values[place[index]] for name, values in columns.items()}
-        leading += [(row, step) for step in source.steps(row)[:1]]
-    if not leading:
-        raise FastroofError(f"no step of {results.path} can be broken down: {'; '.join(source.problems)}")
-    gpu = source.gpu(str(leading[0][0]["gpu"]))
-    with plots.style():
-        figure = plots.new_figure(13.0, 5.8)
-        halves: Any = figure.subfigures(1, 2, width_ratios=(1.15, 1.0))
-        left, right = (half.subplots() for half in halves)
-        _draw_bars(left, leading)
-        _draw_roofline(right, leading, gpu)
-        below = zip(halves, (left, right), strict=True)
-        plots.legends_below(
-            figure, [(half, *axes.get_legend_handles_labels()) for half, axes in below], size=9.0
-        )
-        what, workload = swept_words(results, rows)
-        chosen = "decode step of the row with the most tokens/s per GPU, by setting"
-        plots.write_titles(
-            figure, f"{what}: components of the best steps", "; ".join(filter(None, (workload, chosen)))
-        )
-    return figure
-
-
-def _best_rows(results: Results, rows: Any) -> Any:
-    """Return the best row within the limits of each model, GPU, tp and dtype, alternating models."""
-    rate = np.where(rows & results.is_within(), results.numbers(RateColumns.GPU), np.nan)
-    usable = np.flatnonzero(np.isfinite(rate))
-    if not len(usable):
-        raise FastroofError(f"no row of {results.path} is within the limits")
-    groups = results.groups(results.have(("model", "gpu", "mode", "tp", "dtype")))
-    order = usable[np.lexsort((-rate[usable], groups[usable]))]
-    first = order[np.diff(groups[order], prepend=-1) != 0]
-    turns = in_turns(results.codes("model")[0][first].tolist(), rate[first].tolist())
-    return first[turns[:_MOST_ROWS]]
-
-
-def _words(row: dict[str, Any]) -> str:
-    load = f"batch {row['batch_size']}" if "batch_size" in row else f"{row['clients']:g} clients"
-    mode = "" if row.get("mode", "aggregated") == "aggregated" else f"{row['mode']}, "
-    return f"{row['model']}, {split_words(row)},\n{mode}{row['dtype']}, {load}"
-
-
-def _draw_bars(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]]) -> None:
-    names = [name for name in plots.GROUPS if any(name in step.groups_us for _, step in leading)]
-    start = np.zeros(len(leading))
-    at = np.arange(len(leading))
-    for name in names:
-        wide = np.array([step.groups_us.get(name, 0.0) for _, step in leading]) / US_PER_MS
-        axes.barh(at, wide, left=start, height=0.62, color=plots.GROUPS[name], edgecolor="white", label=name)
-        start += wide
-    axes.set_yticks(at, [_words(row) for row, _ in leading])
-    axes.invert_yaxis()
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("decode step (ms)")
-
-
-def _draw_roofline(axes: Axes, leading: list[tuple[dict[str, Any], LeadingStep]], gpu: GpuSpec) -> None:
-    axes.set(xscale="log", yscale="log")
-    for (row, step), (colour, marker) in zip(leading, plots.LINE_LOOKS, strict=False):
-        for part in step.operators:
-            point = achieved(part)
-            if point is not None:
-                size = 20.0 + 500.0 * part.total_us / step.total_us
-                axes.scatter(
-                    point[0], point[1] / TFLOP, s=size, color=colour, alpha=0.3, marker=marker, linewidths=0
-                )
-        work = sum(part.flops for part in step.operators)
-        moved = sum(part.moved_bytes for part in step.operators if part.bound != "communication")
-        axes.scatter(
-            work / moved, work / step.total_us * US_PER_S / TFLOP, s=90, color=colour, marker=marker,
-            edgecolors=plots.INK, label=_words(row).replace("\n", " "), zorder=4,
-        )  # fmt: skip
-    top = max(gpu.peak_flops_per_s.values())
-    # with room for the bandwidth's name before the first point
-    low = axes.get_xlim()[0] / 15.0
-    axes.set_xlim(low, max(axes.get_xlim()[1], 4.0 * top / gpu.hbm_bytes_per_s))
-    axes.set_ylim(min(axes.get_ylim()[0], low * gpu.hbm_bytes_per_s / TFLOP), top / TFLOP * 2.5)
-    draw_roofs(axes, gpu, gpu.peak_flops_per_s)
-    axes.set_xlabel("FLOP per compulsory byte")
-    axes.set_ylabel("achieved TFLOP/s on one GPU")
-    axes.set_title(f"{gpu.title}; outlined: whole steps", size=10.0)

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.errors import FastroofError
-from fastroof.report import draw_leading_steps, draw_pareto, draw_serving_curves, read_results, save_figure
+from fastroof.report import draw_pareto, draw_serving_curves, read_results, save_figure
 from fastroof.report.front import pareto_front, rows_where, swept_words
 from fastroof.report.results_file import Results
 from tests.reference.made_results import CONCURRENCY, write_deployments
@@ -115,24 +115,6 @@ def test_curves_are_the_rows(results: Results, rows: list[dict[str, Any]]) -> No
     )
 
 
-@pytest.mark.slow
-def test_leading_steps_add_up(results: Results) -> None:
-    figure = draw_leading_steps(results, isl=1024)
-    left, right = figure.axes
-    assert "linear layers" in words(figure)
-    assert "64 clients" in words(figure)
-    assert right.get_xlabel() == "FLOP per compulsory byte"
-    assert "989.5 TFLOP/s" in words(figure)
-    ends = [patch.get_x() + patch.get_width() for container in left.containers for patch in container]
-    best = max(results.numbers("decode_step_ms")[rows_where(results, isl=1024)])
-    assert 0.0 < max(ends) <= 1.1 * best
-    assert len(left.get_yticklabels()) == 6
-    figure.draw_without_rendering()
-    points = np.concatenate([np.asarray(c.get_offsets()) for c in right.collections])
-    hbm = next(text for text in right.texts if "HBM" in text.get_text())
-    assert hbm.get_window_extent().x1 < right.transData.transform(points)[:, 0].min()
-
-
 def boxes(figure: Any) -> dict[str, Any]:
     """Boxes of titles, legends, axes with labels, and ticks of the first axis, pixels."""
     figure.draw_without_rendering()
@@ -155,9 +137,6 @@ def test_nothing_is_cut_and_nothing_collides(
     ]
     path = write_deployments(tmp_path / "r.parquet", named, h100.content_hash)
     drawn = [draw_serving_curves(read_results(path), isl=4000), draw_pareto(read_results(path))]
-    # a step needs a model that is known
-    path = write_deployments(tmp_path / "k.parquet", rows, h100.content_hash)
-    drawn.append(draw_leading_steps(read_results(path), isl=4000))
     for figure in drawn:
         found = boxes(figure)
         width, height = figure.bbox.width, figure.bbox.height
@@ -199,12 +178,6 @@ def test_impossible_plots_are_refused(results: Results, rows: list[dict[str, Any
         draw_serving_curves(results, isl=3)
     with pytest.raises(FastroofError, match="no estimated row"):
         draw_serving_curves(results, isl=1024, osl=500)
-    beyond = write_deployments(tmp_path / "a.parquet", [{**row, "exceeds": "ttft"} for row in rows], "")
-    with pytest.raises(FastroofError, match="within the limits"):
-        draw_leading_steps(read_results(beyond))
-    gone = write_deployments(tmp_path / "b.parquet", [{**row, "model": "gone-7b"} for row in rows], "")
-    with pytest.raises(FastroofError, match=r"can be broken down: .*gone-7b"):
-        draw_leading_steps(read_results(gone))
     assert swept_words(results, rows_where(results, isl=1024))[1] == "isl 1024, osl 128"
 
 
@@ -218,7 +191,6 @@ def test_step_sweeps_and_their_best_rows(tmp_path: Path) -> None:
     assert [axes.get_ylabel() for axes in figure.axes] == ["batch size (sequences)", "tokens/s per GPU"]
     assert [label.get_text() for label in figure.axes[0].get_xticklabels()] == ["1k", "2k", "4k", "8k"]
     assert len(figure.axes[0].lines[0].get_xydata()) == 4
-    assert "batch 256" in words(draw_leading_steps(read_results(tmp_path / "best.parquet"), kv_len=1024))
     for suffix in ("png", "svg"):
         files = [tmp_path / f"{name}.{suffix}" for name in "ab"]
         for file in files:
@@ -232,7 +204,6 @@ def test_step_sweeps_and_their_best_rows(tmp_path: Path) -> None:
     [
         ("pareto", "--colour-by", "dtype", "--where", "model=qwen3-8b"),
         ("curves", "--where", "isl=4000", "--where", "osl=500"),
-        ("leading-steps",),
     ],
 )
 def test_plot_commands(deployed: Path, tmp_path: Path, arguments: tuple[str, ...]) -> None:

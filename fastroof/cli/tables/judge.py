@@ -148,20 +148,11 @@ def holdout(
         bool,
         typer.Option("--first-rows", help="Hide the lower half of an axis instead of every second value."),
     ] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Plot to write with --coverage: .png or .svg.")
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Judge lookups on left-out points, or on another campaign's."""
     if coverage and method:
         raise LookupInputError("--coverage judges the roofline lookup and takes no --method")
-    if output is not None and not coverage:
-        raise LookupInputError("--output needs --coverage")
-    if output is not None:
-        from fastroof.report import check_picture
-
-        check_picture(output)
     tables = tables_of(where, gpu, source)
     options: dict[str, Any] = {}
     if operator:
@@ -181,7 +172,7 @@ def holdout(
         options["campaign"] = load_measured(against)
         tables = judged_by(tables, options["campaign"])
     if coverage:
-        _coverage(tables, options, output, as_json=as_json)
+        _coverage(tables, options, as_json=as_json)
         return
     if against is not None:
         from fastroof.tables.holdout import run_against
@@ -202,7 +193,7 @@ def holdout(
     print_records(rows, columns, left=left)
 
 
-def _coverage(tables: Tables, options: dict[str, Any], output: Path | None, *, as_json: bool) -> None:
+def _coverage(tables: Tables, options: dict[str, Any], *, as_json: bool) -> None:
     from fastroof.judging.coverage import run_coverage, run_coverage_against
 
     rows = (run_coverage_against if "campaign" in options else run_coverage)(tables, **options)
@@ -219,12 +210,6 @@ def _coverage(tables: Tables, options: dict[str, Any], output: Path | None, *, a
         }
         left = ("operator", "grid", "region", "80 %, draws", "80 %, quartiles")
         print_records(rows, columns, left=left)
-    if output is not None:
-        from fastroof.report import save_figure
-        from fastroof.report.serving import draw_coverage
-
-        figure = draw_coverage(rows, source=", ".join(sorted(set(tables.sources.values()))))
-        typer.echo(f"wrote {save_figure(figure, output)}", err=as_json)
 
 
 SETS: Final = "GPU, GPU/SOURCE, a folder, or package:GPU/BACKEND/VERSION of the installed package"
