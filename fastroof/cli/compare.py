@@ -13,16 +13,13 @@ from fastroof.cli.options import Json, Model
 from fastroof.cli.output import counted, layout_suffix, print_json, print_line, print_table
 from fastroof.cli.workload_options import parse_steps
 from fastroof.command_group import GroupValues, taking
-from fastroof.errors import PlanError
 from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
     from fastroof.compat.compare_steps import ComparedStep, Comparison, Step
-    from fastroof.compat.roofline_v1 import Calibration
 
 TITLES: Final = {
     "fastroof": "fastroof",
-    "roofline_v1": "roofline V1",
     "roofline_v2": "roofline V2",
     "infersim": "InferSim",
     "datasheet": "datasheet",
@@ -42,7 +39,6 @@ EPILOG: Final = """\b
 Examples:
   fastroof compare --model llama-2-7b --gpu h100 --decode 1x1024,32x4096 --prefill 2048
   fastroof compare --model llama-3.1-70b --tp 4 --decode 32x4096 --infersim-tree InferSim/bench_data
-  fastroof compare --model llama-2-7b --decode 32x4096 --roofline-v1 0.6,0.3
   fastroof compare --model qwen3-30b-a3b --dp 8 --ep 8 --dtype fp8_block --decode 32x4096
 
 \b
@@ -50,8 +46,8 @@ JSON: model, gpu, tp, dp, ep, moe_tp, dtype (of the layers' GEMMs), engine (kern
 constants {method: {name: value}}, trees {method: source of its tables}, steps [phase (decode or prefill),
 batch_size, tokens (kv_len of a decode, new tokens of a prefill), methods {method: total_us, components_us
 {linear, experts, attention, communication, lm_head, elementwise, memory, overhead}, why_not (why it has no
-answer, else null)}, differences [method, component, us, cause]]. Methods: fastroof, roofline_v1
-(with --roofline-v1), roofline_v2, infersim, datasheet. Missing answers are null.
+answer, else null)}, differences [method, component, us, cause]]. Methods: fastroof,
+roofline_v2, infersim, datasheet. Missing answers are null.
 """
 
 
@@ -78,12 +74,6 @@ def compare(
     infersim_tree: Annotated[
         str | None, typer.Option(metavar="PATH", help="Tables of InferSim.  [default: fastroof's, converted]")
     ] = None,
-    roofline_v1: Annotated[
-        str | None,
-        typer.Option(
-            metavar="PREFILL,DECODE", help="Add roofline V1 with these fitted MFUs of prefill and decode."
-        ),
-    ] = None,
     measured: GroupValues,
     as_json: Json = False,
 ) -> None:
@@ -101,24 +91,11 @@ def compare(
         **plan,
         roofline_v2_root=roofline_v2_tree,
         infersim_root=infersim_tree,
-        roofline_v1=_calibration(roofline_v1),
     )
     if as_json:
         print_json(_document(comparison))
     else:
         _print(comparison)
-
-
-def _calibration(mfus: str | None) -> Calibration | None:
-    if mfus is None:
-        return None
-    from fastroof.compat.roofline_v1 import Calibration
-
-    try:
-        prefill, decode = map(float, mfus.split(","))
-    except ValueError:
-        raise PlanError(f"--roofline-v1 needs two MFUs such as 0.6,0.3, got {mfus!r}") from None
-    return Calibration(prefill, decode)
 
 
 def _document(comparison: Comparison) -> dict[str, Any]:

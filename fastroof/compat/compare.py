@@ -1,4 +1,4 @@
-"""Comparing steps timed by fastroof, roofline V1 and V2, InferSim and the datasheet model."""
+"""Comparing steps timed by fastroof, roofline V2, InferSim and the datasheet model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare_infersim import constants_of, hf_config, infersim_time
 from fastroof.compat.compare_roofline_v2 import (
     infersim_tree,
-    roofline_v1_time,
     roofline_v2_time,
     roofline_v2_tree,
 )
@@ -33,9 +32,8 @@ from fastroof.compat.compare_steps import (
     obstacles,
     plan_time,
 )
-from fastroof.compat.roofline_v1 import Calibration
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import BatchError, FastroofError, MissingTableError, PlanError, TableError
+from fastroof.errors import BatchError, FastroofError, MissingTableError, TableError
 from fastroof.models import ModelSpec, load_model
 from fastroof.plan import compile_plan
 from fastroof.plan.curves import CLASSES
@@ -58,7 +56,6 @@ def compare(
     tables: Tables | None = None,
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
-    roofline_v1: Calibration | None = None,
     **plan_options: Any,
 ) -> Comparison:
     """Time steps with every method, by component, with the causes of their differences.
@@ -70,18 +67,15 @@ def compare(
     for name, root in roots.items():
         if not isinstance(root, str | Path | None):
             raise TableError(f"{name} must be the path of a tree, got {shown(root)}")
-    if not isinstance(roofline_v1, Calibration | None):
-        raise PlanError(f"roofline_v1 must be a Calibration, got {shown(roofline_v1)}")
     model = model if isinstance(model, ModelSpec) else load_model(model)
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
     if tables is None:
         tables = load_tables(spec.name if isinstance(gpu, GpuSpec | Mapping) else gpu)
-    case = compare_case(model, spec, tables, steps, roofline_v1=roofline_v1, **roots, **plan_options)
+    case = compare_case(model, spec, tables, steps, **roots, **plan_options)
     constants = {
         "fastroof": {"bf16 TFLOP/s": spec.peak("bf16") / TFLOP}
         | ({"fp8 TFLOP/s": spec.peak("fp8") / TFLOP} if is_fp8(case.dtype) else {})
         | {"memory TB/s": spec.hbm_bytes_per_s / TB},
-        "roofline_v1": {} if roofline_v1 is None else asdict(roofline_v1),
         "roofline_v2": {name: float(value) for name, value in case.hardware.items()},
         "infersim": asdict(case.infersim.gpus[spec.name]),
         "datasheet": {f"{name} efficiency": kind.efficiency for name, kind in CLASSES.items()}
@@ -91,13 +85,10 @@ def compare(
     modelled = modelled_components(case.plan, steps[0])
     trees = {
         "fastroof": measured + (f"; modelled, in part or whole: {', '.join(modelled)}" if modelled else ""),
-        "roofline_v1": "none",
         "roofline_v2": "none" if case.roofline_v2 is None else _place(measured, "bf16", roofline_v2_root),
         "infersim": _place(measured, case.dtype, infersim_root),
         "datasheet": "none",
     }
-    if roofline_v1 is None:
-        del constants["roofline_v1"], trees["roofline_v1"]
     compared = tuple(_compared(case, step) for step in steps)
     return Comparison(
         model.name, spec.name, case.layout, case.dtype, case.plan.engine, constants, trees, compared
@@ -112,7 +103,6 @@ def compare_case(
     *,
     roofline_v2_root: str | Path | None = None,
     infersim_root: str | Path | None = None,
-    roofline_v1: Calibration | None = None,
     **plan_options: Any,
 ) -> Case:
     """Return the plans, trees and configs with which all methods time steps; arguments as in compare."""
@@ -154,7 +144,6 @@ def compare_case(
         },
         hf_config=hf_config(model),
         why_not=why_not,
-        roofline_v1=roofline_v1,
     )
 
 
@@ -190,13 +179,10 @@ def _infersim_tables(
 def _compared(case: Case, step: Step) -> ComparedStep:
     own = plan_time("fastroof", case.plan, step)
     timed: dict[str, Callable[[], MethodTime]] = {
-        "roofline_v1": partial(roofline_v1_time, case, step),
         "roofline_v2": partial(roofline_v2_time, case, step),
         "infersim": partial(infersim_time, case, step),
         "datasheet": partial(plan_time, "datasheet", case.datasheet, step),
     }
-    if case.roofline_v1 is None:
-        del timed["roofline_v1"]
     times, found = [own], []
     for method, time_step in timed.items():
         why_not = case.why_not.get(method, "")

@@ -1,4 +1,4 @@
-"""The columns of roofline V1 and V2 in a comparison, on the tables given as theirs."""
+"""The column of roofline V2 in a comparison, and measured tables as its and InferSim's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 
 from fastroof.arrays import Array
-from fastroof.compat import infersim, roofline_v1, roofline_v2
+from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare_steps import COMPONENTS, Case, ComparedModel, MethodTime, Step
 from fastroof.compat.roofline_v2.steps import Hardware, ModelSizes
 from fastroof.config import GpuSpec
@@ -33,20 +33,6 @@ def _step(step: Step) -> tuple[list[tuple[int, int]], list[int]]:
     if step.phase == "decode":
         return [], [step.tokens - 1] * step.batch_size
     return [(0, step.tokens)] * step.batch_size, []
-
-
-def roofline_v1_time(case: Case, step: Step) -> MethodTime:
-    """Return the time of a step by component; the total is :func:`fastroof.compat.roofline_v1.step_us`'s."""
-    assert case.roofline_v1 is not None
-    arguments = (case.model_config, case.hardware, case.roofline_v1, case.plan.tp, [_step(step)])
-    prefill, decode = roofline_v1.phases(*arguments)
-    _, parts = decode if step.phase == "decode" else prefill
-    components = dict.fromkeys(COMPONENTS, 0.0) | {
-        "linear": float(parts.gemm_s[0]) * US_PER_S,
-        "attention": float(parts.attention_s[0]) * US_PER_S,
-        "memory": float(parts.memory_s[0]) * US_PER_S,
-    }
-    return MethodTime("roofline_v1", components, float(roofline_v1.step_us(*arguments)[0]))
 
 
 def roofline_v2_time(case: Case, step: Step) -> MethodTime:

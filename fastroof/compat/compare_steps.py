@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, NamedTuple
 
 from fastroof.compat.infersim import InfersimTables
-from fastroof.compat.roofline_v1 import Calibration
 from fastroof.compat.roofline_v2 import RooflineV2Tables
 from fastroof.compat.roofline_v2.steps import NO_EXPERTS
 from fastroof.errors import ModelError
@@ -80,10 +79,9 @@ def obstacles(model: ComparedModel, layout: Layout, dtype: str) -> dict[str, str
     """Return why a method cannot represent a case, by method; empty if it can."""
     roofline = ""
     if model.experts:
-        roofline = NO_EXPERTS
+        roofline = f"{NO_EXPERTS}; and its tables have no MFUs of experts"
     elif dtype != "bf16":
         roofline = f"GEMMs and attention share one peak and one weight size: bf16, not {dtype}"
-    no_tables = "; and V2's tables have no MFUs of experts" if model.experts else ""
     infersim = ""
     if dtype not in INFERSIM_DTYPES:
         infersim = f"its GEMMs are all bf16 or all fp8, not {dtype}"
@@ -94,7 +92,7 @@ def obstacles(model: ComparedModel, layout: Layout, dtype: str) -> dict[str, str
             f"it splits experts like attention: each over tp GPUs, and groups over the dp ranks; here "
             f"that is ep {layout.dp} with moe_tp {layout.tp}, not ep {layout.ep} with moe_tp {layout.moe_tp}"
         )
-    return {"roofline_v1": roofline, "roofline_v2": roofline + no_tables, "infersim": infersim}
+    return {"roofline_v2": roofline, "infersim": infersim}
 
 
 def is_fp8(dtype: str) -> bool:
@@ -116,14 +114,6 @@ _NO_NORMS: Final = "no norms, rotary embedding, KV write or activation"
 _CLASS: Final = "one efficiency and launch time for every kernel of a class"
 
 CAUSES: Final = {
-    "roofline_v1": {
-        "linear": "one fitted MFU for every GEMM of a phase",
-        "attention": "a fixed share of the peak, without measured kernels",
-        "communication": "no all-reduce",
-        "lm_head": _NO_LM_HEAD,
-        "elementwise": _NO_NORMS,
-        "memory": "the bytes of the whole step, at a fixed share of the bandwidth",
-    },
     "roofline_v2": {
         "linear": "unfused, unsplit GEMMs over tp, at interpolated MFUs, with a floor of their bytes",
         "attention": "interpolated MFUs of the nearest measured heads; a prefill's square / 1.8",
@@ -148,8 +138,8 @@ CAUSES: Final = {
 }  # fmt: skip
 """The cause of each method's difference, by component."""
 
-METHODS: Final = ("fastroof", "roofline_v1", "roofline_v2", "infersim", "datasheet")
-"""The methods in display order; roofline V1 only with its calibration."""
+METHODS: Final = ("fastroof", "roofline_v2", "infersim", "datasheet")
+"""The methods in display order."""
 
 
 @dataclass(frozen=True)
@@ -242,7 +232,6 @@ class Case:
     hardware: Mapping[str, Any]
     hf_config: Mapping[str, Any]
     why_not: Mapping[str, str]
-    roofline_v1: Calibration | None
 
     @property
     def layout(self) -> Layout:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import fastroof
 from fastroof.cli import app
 from fastroof.cli.compare import EPILOG
-from fastroof.compat import infersim, roofline_v1, roofline_v2
+from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare import compare, compare_case
 from fastroof.compat.compare_infersim import constants_of
 from fastroof.compat.compare_steps import (
@@ -30,7 +30,6 @@ from fastroof.compat.compare_steps import (
 )
 from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
 
-FITTED = roofline_v1.Calibration(mfu_prefill=0.6, mfu_decode=0.3)
 DECODE = [(1, 1024), (32, 4096), (24, 3000)]
 PREFILL = [2048, 3000, 100]
 CASES = [("llama-2-7b", 1), ("llama-3.1-8b", 1), ("llama-3.1-70b", 4), ("qwen3-32b", 2), ("qwen2.5-7b", 4)]
@@ -39,13 +38,13 @@ CASES = [("llama-2-7b", 1), ("llama-3.1-8b", 1), ("llama-3.1-70b", 4), ("qwen3-3
 @pytest.fixture(scope="module", params=CASES, ids=str)
 def compared(request: pytest.FixtureRequest, h100: fastroof.Tables) -> Comparison:
     model, tp = request.param
-    return compare(model, "h100", decode=DECODE, prefill=PREFILL, tp=tp, tables=h100, roofline_v1=FITTED)
+    return compare(model, "h100", decode=DECODE, prefill=PREFILL, tp=tp, tables=h100)
 
 
 def case_of(found: Comparison, tables: fastroof.Tables) -> Any:
     steps = tuple(step.step for step in found.steps)
     model = fastroof.load_model(found.model)
-    return compare_case(model, tables.gpu, tables, steps, tp=found.tp, roofline_v1=FITTED)
+    return compare_case(model, tables.gpu, tables, steps, tp=found.tp)
 
 
 @pytest.mark.slow
@@ -109,18 +108,6 @@ def test_a_component_without_a_known_cause_is_unexplained() -> None:
     )
     (found,) = differences(own, other)
     assert (found.component, found.us, found.cause) == ("experts", 50.0, "unexplained")
-
-
-@pytest.mark.slow
-def test_roofline_v1_is_compared_only_with_its_calibration(h100: fastroof.Tables) -> None:
-    without = compare("llama-2-7b", "h100", decode=[(32, 4096)], tables=h100)
-    assert "roofline_v1" not in without.trees
-    code, out, _ = run("--model", "llama-2-7b", "--decode", "32x4096", "--roofline-v1", "0.6,0.3", "--json")
-    case = case_of(without, h100)
-    steps = [([], [4095] * 32)]
-    expected = roofline_v1.step_us(case.model_config, case.hardware, FITTED, 1, steps)[0]
-    assert code == 0
-    assert json.loads(out)["steps"][0]["methods"]["roofline_v1"]["total_us"] == expected
 
 
 @pytest.mark.slow
@@ -240,8 +227,6 @@ def test_every_json_key_is_in_the_help() -> None:
     "arguments",
     [
         ("--model", "llama-2-7b"),
-        ("--model", "llama-2-7b", "--decode", "1x1024", "--roofline-v1", "0.6"),
-        ("--model", "llama-2-7b", "--decode", "1x1024", "--roofline-v1", "0.6,-1"),
         ("--model", "llama-2-7b", "--decode", "32*4096"),
         ("--model", "llama-2-7b", "--decode", "1x1"),
         ("--model", "llama-2-7b", "--prefill", "2048@0"),

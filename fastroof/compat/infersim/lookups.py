@@ -10,9 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from fastroof.arrays import Array, Longs, Reals
-from fastroof.checks import check_flag, shown
+from fastroof.checks import shown
 from fastroof.compat.infersim.tree import KV_DTYPES, LARGEST, InfersimTables, file_path, gdn_us_of
-from fastroof.compiled.compat_infersim import EMPTY_BLOCK, NO_KEY
+from fastroof.compiled.compat_infersim import EMPTY_BLOCK
 from fastroof.errors import GpuError, LookupInputError, MissingTableError
 from fastroof.given_arrays import common_shape, is_masked, number_array, refused
 
@@ -53,36 +53,6 @@ class Query:
         """Return the path of the file that answers query i."""
         sizes = [int(part[i]) for part in in_name]
         return f"{self._tables.root}/{file_path(kind, self._tables.devices[self.device[i]], sizes)}"
-
-    def refuse_fallbacks(
-        self,
-        strict: bool,
-        row: Longs,
-        kind: str,
-        in_name: Sequence[Longs],
-        axes: Sequence[str],
-        has_default: bool = True,
-    ) -> None:
-        """If strict, raise for the first query without a row, naming the file; ``axes`` name its sizes."""
-        check_flag("strict", strict, LookupInputError)
-        if not strict:
-            return
-        without = row < 0
-        if not without.any():
-            return
-        i = int(without.argmax())
-        path = self.path(kind, in_name, i)
-        requested = [f"{name}={self.sizes[name][i]}" for name in axes]
-        if path.removeprefix(f"{self._tables.root}/") not in self._tables.files:
-            reason = f"no file {path}"
-        elif row[i] == NO_KEY:
-            reason = f"{path} has no rows for {', '.join(requested)}"
-        else:
-            *key, at = requested
-            reason = f"{path} has no row at or under {at}" + (f" for {', '.join(key)}" if key else "")
-        if has_default:
-            reason += "; without strict=True InferSim's default is used"
-        raise MissingTableError(reason)
 
 
 def device_numbers(tables: InfersimTables, device: str | npt.ArrayLike) -> Longs:
@@ -177,11 +147,10 @@ def attn_decode_mfu(
     qk_rope_head_dim: Sizes | None = None,
     tp_size: Sizes = 1,
     fp8_kv: bool | npt.ArrayLike = False,
-    strict: bool = False,
 ) -> Result:
     r"""Return the MFU of decode attention: the measured row nearest in ``|batch_size| + |kv_len|``.
 
-    Every argument but ``strict`` may be an array; arrays broadcast.
+    Every argument may be an array; arrays broadcast.
 
     Parameters
     ----------
@@ -201,8 +170,6 @@ def attn_decode_mfu(
         GPUs that share the heads; a remainder is dropped.
     fp8_kv : bool
         Whether the KV cache is FP8.
-    strict : bool
-        Whether to raise if InferSim would fall back.
 
     Returns
     -------
@@ -212,7 +179,7 @@ def attn_decode_mfu(
     Raises
     ------
     MissingTableError
-        If the file has no row of the KV dtype (InferSim raises too), or, if strict, the file does not exist.
+        If the file has no row of the KV dtype: InferSim raises too.
     LookupInputError
         If an argument is not a positive integer, or the heads of neither kind of attention are given.
     GpuError
@@ -247,7 +214,6 @@ def attn_decode_mfu(
         raise MissingTableError(
             f"{query.path(kind, heads, i)} has no rows of kv_dtype {KV_DTYPES[q['fp8_kv'][i]]}"
         )
-    query.refuse_fallbacks(strict, row, kind, heads, ())
     return query.shaped(tables.mfu(kind, row, query.default_mfu))
 
 
@@ -262,15 +228,14 @@ def attn_prefill_mfu(
     qk_nope_head_dim: Sizes | None = None,
     qk_rope_head_dim: Sizes | None = None,
     tp_size: Sizes = 1,
-    strict: bool = False,
 ) -> Result:
     """Return the MFU of prefill attention: the last measured ``seq_len`` that is not longer.
 
-    Every argument but ``strict`` may be an array; arrays broadcast.
+    Every argument may be an array; arrays broadcast.
 
     Parameters
     ----------
-    tables, device, num_heads, num_kv_heads, head_dim, tp_size, strict
+    tables, device, num_heads, num_kv_heads, head_dim, tp_size
         As in :func:`attn_decode_mfu`.
     seq_len : int
         Tokens of the prompt.
@@ -284,7 +249,7 @@ def attn_prefill_mfu(
 
     Raises
     ------
-    MissingTableError, LookupInputError, GpuError
+    LookupInputError, GpuError
         As in :func:`attn_decode_mfu`.
     """
     kind, query, heads = _attention(
@@ -298,18 +263,15 @@ def attn_prefill_mfu(
         seq_len=seq_len,
     )
     row = tables.rows(kind, (query.device, *heads), (query.sizes["seq_len"],))
-    query.refuse_fallbacks(strict, row, kind, heads, ("seq_len",))
     return query.shaped(tables.mfu(kind, row, query.default_mfu))
 
 
-def gemm_mfu(
-    tables: InfersimTables, device: str | npt.ArrayLike, m: Sizes, k: Sizes, n: Sizes, *, strict: bool = False
-) -> Result:
+def gemm_mfu(tables: InfersimTables, device: str | npt.ArrayLike, m: Sizes, k: Sizes, n: Sizes) -> Result:
     r"""Return the MFU of a GEMM: the nearest (k, n) that is not smaller, then the last m that is not larger.
 
     Parameters
     ----------
-    tables, device, strict
+    tables, device
         As in :func:`attn_decode_mfu`.
     m, k, n : int or array of int
         Rows (tokens), inputs, outputs.
@@ -321,7 +283,7 @@ def gemm_mfu(
 
     Raises
     ------
-    MissingTableError, LookupInputError, GpuError
+    LookupInputError, GpuError
         As in :func:`attn_decode_mfu`.
 
     Examples
@@ -334,7 +296,6 @@ def gemm_mfu(
     query = Query(tables, device, m=m, k=k, n=n)
     q = query.sizes
     row = tables.rows("gemm", (query.device, q["k"], q["n"]), (q["m"],))
-    query.refuse_fallbacks(strict, row, "gemm", (), ("k", "n", "m"))
     return query.shaped(tables.mfu("gemm", row, query.default_mfu))
 
 
@@ -350,7 +311,6 @@ def grouped_gemm_mfu(
     tokens_per_gpu: Sizes,
     num_gpus: Sizes = 1,
     tp_size: Sizes = 1,
-    strict: bool = False,
 ) -> tuple[Result, Result]:
     """Return the MFUs of the experts' up and down projections.
 
@@ -359,7 +319,7 @@ def grouped_gemm_mfu(
 
     Parameters
     ----------
-    tables, device, strict
+    tables, device
         As in :func:`attn_decode_mfu`.
     phase : {"prefill", "decode"}
         Kernel type: contiguous or masked.
@@ -379,7 +339,7 @@ def grouped_gemm_mfu(
 
     Raises
     ------
-    MissingTableError, LookupInputError, GpuError
+    LookupInputError, GpuError
         As in :func:`attn_decode_mfu`; also if ``tp_size`` is over ``num_gpus``, or the phase is neither.
     """
     kind = f"grouped_gemm/{checked_phase(phase)}"
@@ -407,7 +367,6 @@ def grouped_gemm_mfu(
         q["intermediate"] // q["tp_size"],
     )  # fmt: skip
     row = tables.rows(kind, (query.device, *layer), (q["tokens_per_gpu"],))
-    query.refuse_fallbacks(strict, row, kind, (), tuple(q))
     up, down = (tables.mfu(kind, row, query.default_mfu, projection) for projection in (0, 1))
     return query.shaped(up), query.shaped(down)
 
@@ -447,7 +406,7 @@ def gdn_latency_us(
     Raises
     ------
     MissingTableError, LookupInputError, GpuError
-        As in :func:`grouped_gemm_mfu`, always strict: InferSim raises too.
+        As in :func:`grouped_gemm_mfu`, and if the layer has no file or no row: InferSim raises too.
     """
     kind = f"gdn/{checked_phase(phase)}"
     query = Query(
@@ -462,5 +421,8 @@ def gdn_latency_us(
     )
     *layer, of_each = query.sizes.values()
     row = tables.rows(kind, (query.device, *layer), (of_each,))
-    query.refuse_fallbacks(True, row, kind, tuple(layer), (), has_default=False)
+    if (row < 0).any():
+        path = query.path(kind, tuple(layer), int((row < 0).argmax()))
+        is_there = path.removeprefix(f"{tables.root}/") in tables.files
+        raise MissingTableError(f"{path} has no rows" if is_there else f"no file {path}")
     return query.shaped(gdn_us_of(tables.blocks[kind], row, of_each))

@@ -21,7 +21,7 @@ LARGEST: Final = 2**31
 
 EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts", "num_routed_experts")
 NO_EXPERTS: Final = (
-    "rooflines V1 and V2 have no experts: a layer is seven dense GEMMs, all of whose weights every step reads"
+    "roofline V2 has no experts: a layer is seven dense GEMMs, all of whose weights every step reads"
 )
 
 
@@ -117,7 +117,7 @@ def checked_tp(tp: Any) -> int:
 def refuse_infinite(*times: Floats) -> None:
     """Reject constants that yield infinite step times."""
     if not all(np.isfinite(one).all() for one in times):
-        raise PlanError("model_config, hardware or calibration yields infinite step times: check the units")
+        raise PlanError("model_config or hardware yields infinite step times: check the units")
 
 
 class _Keys:

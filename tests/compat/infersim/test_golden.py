@@ -136,30 +136,6 @@ def test_lookups(golden, name):
                 lookup(golden.tables, [row])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "name", ["mha_decode", "mha_prefill", "mla_decode", "mla_prefill", "grouped_gemm_decode"]
-)
-def test_strict_raises_where_infersim_prints(golden, name):
-    """A printed warning and a strict lookup's error are about the same rows, and the same file."""
-    for row in [row for row in golden.rows(name) if row["printed"]][:20]:
-        query = {
-            key: int(value) for key, value in row.items() if value.isdecimal() and not key.startswith("mfu")
-        }
-        phase = name.split("_")[-1]
-        if name.startswith("grouped"):
-            query.pop("fp8")
-            with pytest.raises(MissingTableError, match="grouped_gemm"):
-                infersim.grouped_gemm_mfu(golden.tables, row["device"], phase, **query, strict=True)
-            continue
-        if phase == "decode":
-            query["batch_size"] = query.pop("batch")
-        lookup = infersim.attn_decode_mfu if phase == "decode" else infersim.attn_prefill_mfu
-        path = row["printed"].split()[1].removeprefix("bench_data/")
-        with pytest.raises(MissingTableError, match=path):
-            lookup(golden.tables, row["device"], **query, strict=True)
-
-
 def _scenarios(rows):
     kinds = {"text": str, "int": int, "float": float}
     columns = {

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fastroof.compat import infersim, roofline_v1, roofline_v2
+from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare import compare
 from tests.fuzz.expressions import (
     NAMES,
@@ -41,9 +41,9 @@ LOOKUPS: dict[str, dict[str, Any]] = {
     "v2.decode_mfu": {"attn_config": "32-8-128", "batch_size": 8, "kv_len": 3000, "tp": 2},
     "v2.gemm_mfu": {"m": 64, "k": 4096, "n": 6144},
     "v2.nearest_attention": {"num_heads": 40, "num_kv_heads": 8, "head_dim": 128},
-    "infersim.gemm_mfu": {"device": "H20", "m": 64, "k": 4096, "n": 6144, "strict": False},
+    "infersim.gemm_mfu": {"device": "H20", "m": 64, "k": 4096, "n": 6144},
     "infersim.attn_prefill_mfu": {"device": "h20", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
-                                  "seq_len": 2000, "tp_size": 1, "strict": False},
+                                  "seq_len": 2000, "tp_size": 1},
     "infersim.attn_decode_mfu": {"device": "h20", "num_heads": 32, "num_kv_heads": 8, "head_dim": 128,
                                  "batch_size": 8, "kv_len": 2000, "tp_size": 1, "fp8_kv": False},
     "infersim.grouped_gemm_mfu": {"device": "h800", "phase": "decode", "num_experts": 8, "topk": 2,
@@ -107,11 +107,10 @@ MODEL: dict[str, Any] = {
     "intermediate_size": 14336, "bytes_per_param": 2,
 }  # fmt: skip
 HARDWARE = {"TFlopsPeak": 989.5, "BwPeakTBs": 3.35, "bwEfficiencyFactor": 0.82, "perLayerOverhead": 100}
-CALIBRATED = {"mfu_prefill": 0.6, "mfu_decode": 0.3}
 
 
 class OtherSteps(Target):
-    """Steps of roofline V1 and V2: ``f(model, hardware, tp, steps, calibration)``; V2 without the last."""
+    """Steps of roofline V2: ``f(model, hardware, tp, steps)``."""
 
     name = "compat.steps"
     ci_cases = 800
@@ -123,12 +122,10 @@ class OtherSteps(Target):
 
     def examples(self) -> list[bytes]:
         words = f"{MODEL}, {HARDWARE}, 1, [([(0, 100)], [5, 600]), ([], [])]"
-        return [f"f({words})".encode(), f"f({words}, {CALIBRATED})".encode()]
+        return [f"f({words})".encode()]
 
     def case(self, random: Random) -> bytes:
         words = [repr(MODEL), repr(HARDWARE), "1", self._steps(random)]
-        if random.random() < 0.4:
-            words.append(_mutated(CALIBRATED, random, 0.5))
         what = random.random()
         if what < 0.25:
             words[0] = _mutated(MODEL, random)
@@ -157,25 +154,16 @@ class OtherSteps(Target):
 
     def check(self, case: bytes) -> None:
         given, _ = evaluated(case.decode(), self.names)
-        if len(given) not in (4, 5):
+        if len(given) != 4:
             raise SkippedError
-        model, hardware, tp, steps, *fitted = given
+        model, hardware, tp, steps = given
         if isinstance(steps, tuple) and len(steps) == 5:
             arrays = steps
             steps = roofline_v2.StepRequests(*steps)
             for value in arrays:
                 whole_numbers(value)
-        if fitted and isinstance(fitted[0], dict) and all(isinstance(key, str) for key in fitted[0]):
-            if not fitted[0].keys() <= roofline_v1.Calibration.__dataclass_fields__.keys():
-                raise SkippedError
-            if not CALIBRATED.keys() <= fitted[0].keys():
-                raise SkippedError
-            found = roofline_v1.step_us(model, hardware, roofline_v1.Calibration(**fitted[0]), tp, steps)
-        elif fitted:
-            found = roofline_v1.step_us(model, hardware, fitted[0], tp, steps)
-        else:
-            found, parts = roofline_v2.step_parts(self.tables, model, hardware, tp, steps)
-            all_finite(parts)
+        found, parts = roofline_v2.step_parts(self.tables, model, hardware, tp, steps)
+        all_finite(parts)
         all_finite(found)
         if (found < 0.0).any():
             raise Wrong(f"a step takes {found} us")
