@@ -1,8 +1,7 @@
-"""LLMServingSim's profiles, of both layouts: units, lengths, shares of a GPU, and what is left out.
+"""LLMServingSim's profiles: units, lengths, shares of a GPU, and what is left out.
 
 The files are made here, in the columns that casys-kaist/LLMServingSim documents in
-docs/docs/profiler/output-bundle.md at 11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d, and those of release 1.0.0 as
-its profilers at 9e3f0ece7cab1393f176a74d38601ef07103f2d3 write them.
+docs/docs/profiler/output-bundle.md at 11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d.
 """
 
 from __future__ import annotations
@@ -20,18 +19,6 @@ MODEL = "meta-llama/Llama-3.1-8B"
 DENSE = "layer,tokens,time_us"
 PER_SEQUENCE = "layer,sequences,time_us"
 ATTENTION = "layer,prefill_chunk,prefill_key,n_decode,kv_decode,decode_q_len,time_us"
-LAYERS = "layer_name,input,kv_cache,tp_size,latency(ns)"
-V0_ATTENTION = ",".join(
-    [
-        *(
-            f"time_stats.{name}.{statistic}"
-            for name in ("attn_prefill", "attn_decode")
-            for statistic in ("min", "max", "mean", "median", "std")
-        ),
-        "n_embd,n_q_head,n_kv_head,num_tensor_parallel_workers,max_model_len,batch_size,prefill_chunk_size",
-        "kv_cache_size,is_prefill,attention_backend",
-    ]
-)
 
 
 def write(path: Path, *lines: str) -> Path:
@@ -69,31 +56,6 @@ def perf(tmp_path: Path) -> Path:
         "attention,64,96.5,0,0,1,9.75",
     )
     write(tp2 / "skew.csv", "layer", "attention")
-    return root
-
-
-@pytest.fixture
-def perf_models(tmp_path: Path) -> Path:
-    root = tmp_path / "llm_profile" / "perf_models"
-    tp2 = root / "H100" / MODEL / "tp2"
-    layers = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "lm_head")
-    others = ("embedding", "input_layernorm", "rope", "attn", "act_fn")
-    ns = {"lm_head": 178_500}
-    write(
-        tp2 / "layers.csv", LAYERS, *(f"{name},16,0,2,{ns.get(name, 25_500)}" for name in (*layers, *others))
-    )
-    heads = "4096,32,8,2,131072"
-    write(
-        tp2 / "attention.csv",
-        V0_ATTENTION,
-        f"0.01,0.09,0.02,0.0125,0,,,,,,{heads},1,64,64,True,FLASH_ATTENTION",
-        f"0.01,0.09,0.02,0.0175,0,,,,,,{heads},1,64,128,True,FLASH_ATTENTION",
-        f"0.01,0.09,0.02,0.0175,0,,,,,,{heads},1,64,32,True,FLASH_ATTENTION",
-        f",,,,,0.01,0.09,0.02,0.75,0,{heads},4,0,65536,False,FLASH_ATTENTION",
-        f",,,,,0.01,0.09,0.02,3.25,0,{heads},1,0,65536,False,FLASH_ATTENTION",
-        f",,,,,0.01,0.09,0.02,0.25,0,{heads},8,0,4,False,FLASH_ATTENTION",
-    )
-    write(tp2 / "predictions/attn_decode_predictions.csv", "batch_size,kv_cache_size,prediction", "1,64,9000")
     return root
 
 
@@ -171,43 +133,6 @@ def test_the_variants_folder_names_the_dtypes(perf, tmp_path, variant, dtype, he
     assert {r["dtype"] for r in rows_of(folder, "gemm") if r["n"] != 64128} == {dtype}
     assert {r["dtype"] for r in rows_of(folder, "gemm") if r["n"] == 64128} == {head}
     assert {r["kv_dtype"] for r in rows_of(folder, "attention_decode")} == {kv_dtype}
-
-
-def test_nanoseconds_of_release_1_become_us_and_projections_are_separate(perf_models, tmp_path):
-    folder = convert_llmservingsim(perf_models, tmp_path / "out")
-    found = {(r["m"], r["n"], r["k"]): r["latency_us"] for r in rows_of(folder, "gemm")}
-    assert found == {
-        (16, 2048, 4096): 25.5,
-        (16, 512, 4096): 25.5,
-        (16, 4096, 2048): 25.5,
-        (16, 7168, 4096): 25.5,
-        (16, 4096, 7168): 25.5,
-        (16, 64128, 4096): 178.5,
-    }
-    assert len(rows_of(folder, "gemm")) == 8
-    assert "elementwise" not in load_sources(folder).tables
-
-
-def test_the_cache_of_release_1_holds_all_sequences_keys(perf_models, tmp_path):
-    """65,536 keys of four sequences are 16,384 of each; a prompt's keys include its own."""
-    folder = convert_llmservingsim(perf_models, tmp_path / "out")
-    decodes = [(r["batch_size"], r["kv_len"], r["latency_us"]) for r in rows_of(folder, "attention_decode")]
-    assert decodes == [(1, 65536, 3250.0), (4, 16384, 750.0)]
-    prompts = [(r["q_len"], r["kv_len"], r["latency_us"]) for r in rows_of(folder, "attention_prefill")]
-    assert prompts == [(64, 64, 12.5), (64, 128, 17.5)]
-    files = {Path(n).name: a for n, a in list_sources(folder)[0].provenance["imported"].items()}
-    assert files["attn_decode_predictions.csv"]["ignored"] == "predicted, not measured"
-    assert files["attention.csv"]["left_out"] == {"kv_len below q_len": 1, "kv_len below 1": 1}
-
-
-def test_files_of_another_model_or_tp_than_their_folders_are_refused(perf_models, tmp_path):
-    tp2 = perf_models / "H100" / MODEL / "tp2"
-    tp2.rename(tp2.with_name("tp4"))
-    with pytest.raises(TableError, match="tp4"):
-        convert_llmservingsim(perf_models, tmp_path / "out")
-    (tp2.with_name("tp4") / "layers.csv").unlink()
-    with pytest.raises(TableError, match="has other sizes than"):
-        convert_llmservingsim(perf_models, tmp_path / "out")
 
 
 def test_models_and_hardware_that_have_no_name_here_can_be_given(perf, tmp_path):

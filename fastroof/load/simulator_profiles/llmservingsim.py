@@ -1,6 +1,7 @@
 """Convert profiles of LLMServingSim into rows of GEMMs, attention and elementwise kernels.
 
-Current files, below ``profiler/perf``; times are in us, and ``kv_decode`` excludes the new token::
+Files of release 1.1.0 and later, below ``profiler/perf``; times are in us, and ``kv_decode`` excludes the new
+token::
 
     <hardware>/<model>/<variant>/tp<N>/dense.csv          layer,tokens,time_us
     <hardware>/<model>/<variant>/tp<N>/per_sequence.csv   layer,sequences,time_us
@@ -8,25 +9,14 @@ Current files, below ``profiler/perf``; times are in us, and ``kv_decode`` exclu
                                                           decode_q_len,time_us
 
 A chunk of c tokens after k has ``prefill_key`` k + c / 2; older files have k itself, as ``kv_prefill``, and
-no ``layer``.
-Release 1.0.0's, below ``llm_profile/perf_models``, later ``profiler/v0/perf_models``::
+no ``layer``. Files have no widths: sizes are a GPU's share of the model that the folders name.
 
-    <hardware>/<model>/tp<N>/layers.csv      layer_name,input,kv_cache,tp_size,latency(ns)
-    <hardware>/<model>/tp<N>/attention.csv   as Vidur's, ms; but kv_cache_size counts the keys of all
-                                             sequences together, those of the call included
-
-So in 1.0.0 a decode of batch b attends to ``kv_cache_size // b`` tokens. Its layers are PyTorch's in float16,
-with several kernels per norm and rotary embedding; decode runs a prefill kernel. Files have no widths: sizes
-are a GPU's share of the model that the folders name.
-
-Left out: ``predictions`` (not measured), mixed calls, layers with unknown bytes, and prompts of a head shape
-without any prefix-free row (in the current default grid no ``prefill_key`` is c / 2).
+Left out: mixed calls, layers with unknown bytes, and prompts of a head shape without any prefix-free row (in
+the current default grid no ``prefill_key`` is c / 2).
 
 Sources: casys-kaist/LLMServingSim, docs/docs/profiler/output-bundle.md at
 11b96ae1ee5c339d40f8d9ba7b2052d8ef2ace0d, profiler/core/attention_shape.py at
-8d7b3d89fc07c4cce9918face131dba7e2f4857e; llm_profile/profiler/attention/attention_profiler.py and
-attention_input.py and llm_profile/profiler/layers/main.py at 9e3f0ece7cab1393f176a74d38601ef07103f2d3,
-models/llama.py of the same at 4a23e9f137dd83f91f5d2d449dd47ca51dd336c4.
+8d7b3d89fc07c4cce9918face131dba7e2f4857e.
 """
 
 from __future__ import annotations
@@ -53,24 +43,20 @@ from fastroof.load.simulator_profiles import (
     rows_of,
     silu_rows,
 )
-from fastroof.load.simulator_profiles.vidur import ATTENTION_COLUMNS, attention_rows
 from fastroof.load.write import Format
 from fastroof.models.dense import DenseModel, DenseShard, split
 from fastroof.models.load import load_model
 from fastroof.operators.external_rows import ExternalRows, size_columns, text_columns
 from fastroof.pack import SIZE_LIMIT
-from fastroof.units import NS_PER_US
 
 PROGRAM: Final = "llmservingsim"
-DENSE, PER_SEQUENCE, ATTENTION, LAYERS = "dense.csv", "per_sequence.csv", "attention.csv", "layers.csv"
+DENSE, PER_SEQUENCE, ATTENTION = "dense.csv", "per_sequence.csv", "attention.csv"
 OTHERS: Final = {
     "moe.csv": "experts of a whole block, whose routing has no keys in the schema",
     "linear_attention.csv": "linear attention",
     "mtp.csv": "speculative decoding",
     "skew.csv": "decodes of unequal length",
     "step.csv": "whole steps",
-    "attn_prefill_predictions.csv": "predicted, not measured",
-    "attn_decode_predictions.csv": "predicted, not measured",
 }
 VARIANTS: Final = {"bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 _TP: Final = re.compile(r"tp([1-9]\d*)")
@@ -104,7 +90,7 @@ def convert_llmservingsim(
 ) -> Path:
     """Import a folder of LLMServingSim's profiles and write ``<output>/<gpu>/llmservingsim/``."""
     root = profile_folder(folder, "LLMServingSim's profiles, such as profiler/perf", dtype)
-    names = (DENSE, PER_SEQUENCE, ATTENTION, LAYERS, *OTHERS)
+    names = (DENSE, PER_SEQUENCE, ATTENTION, *OTHERS)
     found = {path: _where(path) for name in names for path in sorted(root.rglob(name))}
     spec, hardware = _hardware(root, found, gpu)
     profile = Profile(PROGRAM, spec, root)
@@ -127,8 +113,8 @@ def convert_llmservingsim(
         "url": "https://github.com/casys-kaist/LLMServingSim",
         "licence": "that of the repository; nothing of it is part of fastroof",
         "hardware": hardware,
-        "changes": "times in us (ns / 1000 and ms x 1000 of release 1.0.0), sizes from the model's, divided "
-        f"by the tensor-parallel size; rows in float16 filed under {dtype}; sorted",
+        "changes": "sizes from the model's, divided by the tensor-parallel size; rows in float16 filed under "
+        f"{dtype}; sorted",
         "timing": "kernels by the CUDA profiler, launched eagerly; KV writes are part of today's attention",
     }
     return profile.write(None if output is None else Path(output), provenance, format, overwrite)
@@ -138,29 +124,20 @@ def convert_llmservingsim(
 
 
 def _where(path: Path) -> _Where | None:
-    """Parse ``<hardware>/<org>/<model>[/<variant>]/tp<N>/...``; None for other paths."""
+    """Parse ``<hardware>/<org>/<model>/<variant>/tp<N>/...``; None for other paths."""
     parts = path.resolve().parts[:-1]
-    for place in range(len(parts) - 1, 3, -1):
+    for place in range(len(parts) - 1, 4, -1):
         if tp := _TP.fullmatch(parts[place]):
-            variant = "" if _is_release_1(path) else parts[place - 1]
-            above = parts[:place] if not variant else parts[: place - 1]
-            return _Where(above[-3], "/".join(above[-2:]), variant, int(tp[1])) if len(above) > 3 else None
+            *_, hardware, organisation, name, variant = parts[:place]
+            return _Where(hardware, f"{organisation}/{name}", variant, int(tp[1]))
     return None
-
-
-def _is_release_1(path: Path) -> bool:
-    """Whether a file is release 1.0.0's, whose folders have no variant."""
-    if path.name == ATTENTION:
-        with path.open("rb") as file:
-            return b"time_stats." in file.readline()
-    return path.name == LAYERS or path.name.endswith("_predictions.csv")
 
 
 def _hardware(root: Path, found: Mapping[Path, _Where | None], gpu: str | None) -> tuple[Any, str]:
     """GPU, and the name of its folder."""
     hardware = sorted({where.hardware for where in found.values() if where is not None})
     if not hardware:
-        raise TableError(f"{root} has no profile file in <hardware>/<organisation>/<model>[/<variant>]/tp<N>")
+        raise TableError(f"{root} has no profile file in <hardware>/<organisation>/<model>/<variant>/tp<N>")
 
     def named(word: str) -> str | None:
         try:
@@ -197,9 +174,6 @@ def _add(profile: Profile, path: Path, where: _Where, model: DenseModel, dtype: 
         profile.leave_out(path, str(error))
         return
     profile.models.add(where.model)
-    if not where.variant:
-        (_add_layers if path.name == LAYERS else _add_v0_attention)(profile, path, model, where.tp, dtype)
-        return
     weights, _, cache = where.variant.partition("-")
     kv_dtype = VARIANTS.get(cache.removeprefix("kv")) if cache else "bf16" if weights == "fp8" else weights
     if weights not in VARIANTS or kv_dtype is None:
@@ -287,41 +261,3 @@ def _add_attention(profile: Profile, path: Path, shard: DenseShard, head_dim: in
             head_dim=head_dim, window=0, kernel="attention", **sizes,
         )  # fmt: skip
         profile.add(path, operator, made)
-
-
-def _add_layers(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:
-    """Add layers.csv of release 1.0.0: separate projections over a prompt's tokens."""
-    sizes = (
-        *size_columns("input", "tp_size"),
-        *size_columns("kv_cache", minimum=0),
-        *text_columns("layer_name"),
-    )
-    raw = read_columns(path, sizes)
-    us, m = _times(path, "latency(ns)", 1.0 / NS_PER_US), raw["input"]
-    if (raw["tp_size"] != tp).any():
-        raise TableError(
-            f"{path} has rows of tp_size {sorted(set(raw['tp_size'].tolist()))} in folder tp{tp}"
-        )
-    hidden, width = model.hidden, model.intermediate // tp
-    q_out, kv_out = (heads * model.head_dim // tp for heads in (model.num_q_heads, model.num_kv_heads))
-    gemms = {
-        "q_proj": (q_out, hidden), "k_proj": (kv_out, hidden), "v_proj": (kv_out, hidden),
-        "o_proj": (hidden, q_out),
-        "gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width),
-        "lm_head": (model.vocab // tp, hidden),
-    }  # fmt: skip
-    made = {layer: ("gemm", gemm_rows(m, n, k, us, dtype)) for layer, (n, k) in gemms.items()}
-    several = "several kernels of PyTorch, where engines run one"
-    roles = dict.fromkeys(("input_layernorm", "post_layernorm", "final_layernorm", "rope", "act_fn"), several)
-    roles |= {"embedding": EMBEDDING, "attn": "attention outside attention.csv"}
-    _by_layer(profile, path, raw["layer_name"], made, roles)
-
-
-def _add_v0_attention(profile: Profile, path: Path, model: DenseModel, tp: int, dtype: str) -> None:
-    raw = read_columns(path, ATTENTION_COLUMNS)
-    measured = (raw["n_embd"], raw["n_q_head"], raw["n_kv_head"], raw["num_tensor_parallel_workers"])
-    expected = (model.hidden, model.num_q_heads, model.num_kv_heads, tp)
-    if any((have != need).any() for have, need in zip(measured, expected, strict=True)):
-        raise TableError(f"{path} has other sizes than {model.name} over {tp} GPUs, which its folders name")
-    # kv_cache_size counts the keys of all sequences, those of the call included
-    attention_rows(profile, path, raw, raw["kv_cache_size"] // raw["batch_size"], dtype)

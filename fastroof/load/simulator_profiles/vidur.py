@@ -62,8 +62,10 @@ _MLP_COLUMNS: Final = (
     *size_columns("num_tokens", "num_tensor_parallel_workers"),
     *text_columns("use_gated_mlp"),
 )
-ATTENTION_COLUMNS: Final = (
-    *size_columns("n_embd", "n_q_head", "n_kv_head", "num_tensor_parallel_workers", "batch_size"),
+_ATTENTION_COLUMNS: Final = (
+    *size_columns(
+        "n_embd", "n_q_head", "n_kv_head", "num_tensor_parallel_workers", "batch_size", "block_size"
+    ),
     *size_columns("prefill_chunk_size", "kv_cache_size", minimum=0),
     *text_columns("is_prefill", "attention_backend"),
 )
@@ -211,18 +213,12 @@ def _share(size: Array, tp: Array) -> Array:
 
 
 def _add_attention(profile: Profile, path: Path, dtype: str) -> None:
-    raw = read_columns(path, (*ATTENTION_COLUMNS, *size_columns("block_size")))
+    raw = read_columns(path, _ATTENTION_COLUMNS)
     profile.models.add(_model(path))
     is_prefill = booleans(path, "is_prefill", raw["is_prefill"], BOOLEANS)
     kv_len = raw["kv_cache_size"] + np.where(is_prefill, raw["prefill_chunk_size"], 1)
-    attention_rows(profile, path, raw, kv_len, dtype)
-
-
-def attention_rows(profile: Profile, path: Path, raw: dict[str, Array], kv_len: Array, dtype: str) -> None:
-    """Add rows of an attention.csv, whose columns LLMServingSim 1.0.0 shares."""
     tp = raw["num_tensor_parallel_workers"]
     q_heads, kv_heads = (_share(raw[name], tp) for name in ("n_q_head", "n_kv_head"))
-    is_prefill = booleans(path, "is_prefill", raw["is_prefill"], BOOLEANS)
     kernels = np.array([word.rpartition(".")[2].lower() for word in raw["attention_backend"]], object)
     stats = median_us(path, ["time_stats.attn_prefill.median", "time_stats.attn_decode.median"])
     for operator, name, rows in (
