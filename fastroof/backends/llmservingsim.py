@@ -222,9 +222,6 @@ def checked_plans(plans: StepPlan | Sequence[StepPlan]) -> tuple[StepPlan, ...]:
     return tuple(sorted(listed, key=lambda plan: plan.tp))
 
 
-_SIZES: Final = ("max_num_batched_tokens", "max_num_seqs")
-
-
 def _what_is_shared(plan: StepPlan) -> tuple[object, ...]:
     return (
         plan.model, plan.gpu.name, plan.dtype, plan.kv_dtype, plan.profile, plan.method,
@@ -253,7 +250,10 @@ def _meta(plans: Sequence[StepPlan], names: dict[str, str]) -> str:
             **names,
             "tp_degrees": [p.tp for p in plans],
             "tables_sha256": plan.tables_hash,
-            "engine_effective": {name: getattr(plan, name) for name in _SIZES},
+            "engine_effective": {
+                "max_num_batched_tokens": plan.max_num_batched_tokens,
+                "max_num_seqs": plan.max_num_seqs,
+            },
             # decodes of several lengths count as their mean: without a fit a reader may take its own constant
             "skew_fit": {"enabled": True, "alpha_default": 0.0},
         }

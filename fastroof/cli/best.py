@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -107,20 +106,16 @@ needed_gpus, default_limits, answer, deployment (as above)].
     + ENGINE_FACTS
 )
 
-_QUESTION: Final = "The question"
 _FEW_SKIPPED: Final = 2
 
-
-_option: Final = partial(option, rich_help_panel=_QUESTION)
-
 QUESTION: Final[Group] = {
-    "gpu": _option(
+    "gpu": option(
         list[str],
         "GPU (see fastroof gpus) or path of a gpu.toml; repeatable.  [default: h100]",
         "GPU",
         *GPU_NAMES,
     ),
-    "total_gpus": _option(
+    "total_gpus": option(
         int,
         "Number of GPUs to fill.  [default: with --rate as few as suffice]",
         None,
@@ -128,80 +123,80 @@ QUESTION: Final[Group] = {
         "--total-gpus",
         min=1,
     ),
-    "isl": _option(list[int], "Prompt length.", "TOKENS", min=1),
-    "osl": _option(list[int], "Output length.", "TOKENS", min=1),
-    "requests_per_s": _option(
+    "isl": option(list[int], "Prompt length.", "TOKENS", min=1),
+    "osl": option(list[int], "Output length.", "TOKENS", min=1),
+    "requests_per_s": option(
         list[float],
         "Wanted requests per second, once for all models or once per --model: the models share the GPUs.",
         "PER_S",
         "--rate",
     ),
-    "ttft_ms": _option(
+    "ttft_ms": option(
         list[float],
         "Maximum time to first token; inf for none.  [default: 1 s + the prompt alone]",
         "MS",
         "--ttft",
     ),
-    "tpot_ms": _option(
+    "tpot_ms": option(
         list[float], "Maximum time per output token; inf for none.  [default: 50]", "MS", "--tpot"
     ),
-    "itl_ms": _option(list[float], "Maximum time between two tokens.", "MS", "--itl"),
-    "request_latency_ms": _option(list[float], "Maximum time of a request.", "MS", "--e2e"),
-    "dtype": _option(
+    "itl_ms": option(list[float], "Maximum time between two tokens.", "MS", "--itl"),
+    "request_latency_ms": option(list[float], "Maximum time of a request.", "MS", "--e2e"),
+    "dtype": option(
         list[str], "Format of weights, as in fastroof step; repeatable.  [default: the checkpoint's]", "DTYPE"
     ),
-    "kv_dtype": _option(
+    "kv_dtype": option(
         list[str], "Format of the KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]", "DTYPE"
     ),
-    "engine": _option(
+    "engine": option(
         list[str],
         "Serving engine (see fastroof engines) or .toml file; repeatable.  [default: vllm]",
         "ENGINE",
     ),
-    "max_num_batched_tokens": _option(
+    "max_num_batched_tokens": option(
         list[int],
         "Maximum number of tokens in a step; repeatable.  "
         "[default: the engines' own and smaller powers of two from 1024]",
         "TOKENS",
         min=1,
     ),
-    "max_num_seqs": _option(
+    "max_num_seqs": option(
         list[int],
         "Maximum number of concurrent sequences; repeatable.  "
         "[default: the engines' own and smaller ones from 16]",
         "REQUESTS",
         min=1,
     ),
-    "mode": _option(
+    "mode": option(
         list[str],
         "aggregated, or disaggregated: separate workers prefill and decode; repeatable.  [default: both]",
         "MODE",
     ),
-    "most_gpus_each": _option(
+    "most_gpus_each": option(
         int, "Maximum GPUs of a copy; 8 leaves out layouts across nodes.  [default: no limit]", "GPUS", min=1
     ),
-    "prefix_hit": _option(list[float], "Share of a prompt in the prefix cache.  [default: 0]", "SHARE"),
-    "front_end": _option(
+    "prefix_hit": option(list[float], "Share of a prompt in the prefix cache.  [default: 0]", "SHARE"),
+    "front_end": option(
         str,
         "Front end, in TTFT: plain, dynamo, none or milliseconds a request.  [default: the engine's own]",
         "NAME|MS",
     ),
-    "lora": _option(
+    "lora": option(
         str,
         "LoRA adapters of all requests, as in `fastroof step` (modelled).  [default: none]",
         "RANK[:ADAPTERS[:MODULES]]",
     ),
-    "objective": _option(
+    "objective": option(
         str,
         "Metric to optimize: tokens_per_s_per_gpu, tokens_per_s_per_user, goodput, cost "
         "or energy (joules per output token).  "
         "[default: cost with --price, else tokens_per_s_per_gpu]",
         "METRIC",
     ),
-    "tables": _option(
+    "tables": option(
         str, "Measured tables: a folder, or datasheet for none.  [default: each GPU's own]", "PATH"
     ),
-    "allow_modelled": _option(
+    "allow_modelled": option(
         bool,
         "Use the datasheet model for kernels that were not measured.",
         None,
@@ -243,7 +238,6 @@ def best(
         typer.Option(
             "--model",
             metavar="MODEL",
-            rich_help_panel=_QUESTION,
             help="Hugging Face id, preset (see fastroof models) or config.json; repeatable.",
         ),
     ] = None,

@@ -324,7 +324,7 @@ def _copies_words(deployment: Deployment, role: str) -> str:
     each, copies = counted(deployment.gpus_each, "GPU"), deployment.replicas.get(role, 0)
     if copies < 2:
         return f", on {each}" if copies else ""
-    return f", {copies} times, each on {each} and ports of its own, the first"
+    return f", {copies} times, each on {each} and with separate ports, the first"
 
 
 def _print_command(command: Command) -> None:

@@ -183,10 +183,10 @@ def step(
         gpu, tables, source = measured.values()
         arguments = {**plan, "sizes": sizes, "gpu": gpu}
         identity = plan_identity(model, gpu or DEFAULT_GPU, tables, source, arguments)
-        timed = cached_plan(identity, compiled)
+        timed, stored = cached_plan(identity, compiled)
         # 0.1 s, and the plan: it is made of what measured points say of each other
         sizes_of_each = [(r.count, r.new_tokens, r.context_len) for r in requests]
-        relative = cached_error(identity, sizes_of_each, error)
+        relative = cached_error(stored, sizes_of_each, error)
     times = timed.run(batch)
     encoder_us = 0.0 if encoded is None else encoded.latency_us
     latency_us = float(times.latency_us[0]) + encoder_us

@@ -7,17 +7,18 @@ import shlex
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from threading import Lock
 from typing import Annotated, Final
 
 import typer
 
 from fastroof.cli.output import console
 from fastroof.errors import FastroofError
-from fastroof.progress import Phase, shown_progress
+from fastroof.progress import shown_progress
 
 EPILOG: Final = """\b
 Examples:
@@ -75,8 +76,14 @@ def warm(
         console(stderr=True).print(f"compiling loops for this machine, once: {what}")
     shown = shown_progress("compiling loops", "questions", quiet=True)
     shown(0, sum(map(len, GROUPS)))
+    counting = Lock()
+
+    def count() -> None:
+        with counting:
+            shown(shown.done + 1, shown.total)
+
     with shown, ThreadPoolExecutor(processors) as pool:
-        for done in as_completed([pool.submit(_run, group, shown) for group in GROUPS]):
+        for done in as_completed([pool.submit(_run, group, count) for group in GROUPS]):
             done.result()
     made = _loops(folders) - before
     if made:
@@ -91,8 +98,8 @@ def _loops(folders: Sequence[Path]) -> set[Path]:
     return {path for folder in folders for path in folder.glob("*.loop")}
 
 
-def _run(questions: Sequence[str], shown: Phase) -> None:
-    """Run questions, a process each: a command may select plain Python for its whole process."""
+def _run(questions: Sequence[str], count: Callable[[], None]) -> None:
+    """Run and count questions, a process each: a command may select plain Python for its whole process."""
     # this package, also where Python does not look by itself; the folders are those of this process
     here = str(Path(__file__).resolve().parents[2])
     paths = os.pathsep.join(filter(None, (here, os.environ.get("PYTHONPATH"))))
@@ -110,7 +117,7 @@ def _run(questions: Sequence[str], shown: Phase) -> None:
         if done.returncode:
             reason = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
             raise FastroofError(f"`{question}` failed: {reason}")
-        shown(shown.done + 1, shown.total)
+        count()
 
 
 def call_a_plan() -> None:

@@ -265,6 +265,11 @@ def gpu_names() -> list[str]:
     return [path.parent.name for path in matches(bench_data_root(), f"*/{GPU_FILE}")]
 
 
+def is_shipped(gpu: GpuSpec) -> bool:
+    """Return whether a specification is that of the GPU of its name, not of your own card."""
+    return gpu_named(gpu.name) == gpu
+
+
 def load_gpu(name_or_path: str | Path | Mapping[str, Any] | GpuSpec) -> GpuSpec:
     """Load the specification of one GPU.
 

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple
 
 from fastroof._version import __version__
 from fastroof.atomic_files import is_unfinished, put_in_place, unfinished_path, write_whole
-from fastroof.config.gpu import GPU_FILE, GpuSpec, gpu_file, gpu_named, gpu_names, load_gpu
+from fastroof.config.gpu import GPU_FILE, GpuSpec, gpu_file, gpu_named, gpu_names, is_shipped, load_gpu
 from fastroof.config.paths import TABLES_FOLDER, bench_data_root, is_never, user_tables_root
 from fastroof.documents import parse_json
 from fastroof.errors import GpuError, TableError
@@ -399,8 +399,7 @@ def find_tables(name: str | Path, *, progress: Progress | None = None, imports: 
 def find_tables_of(gpu: Any, *, progress: Progress | None = None) -> FoundTables:
     """Find the tables of a GPU given as :func:`fastroof.load_gpu` takes it: beside a gpu.toml, or by name."""
     spec = gpu if isinstance(gpu, GpuSpec) else load_gpu(gpu)
-    is_shipped = spec.name in gpu_names() and load_gpu(spec.name) == spec
-    file = gpu_file(gpu) if isinstance(gpu, str | Path) and not is_shipped else None
+    file = gpu_file(gpu) if isinstance(gpu, str | Path) and not is_shipped(spec) else None
     if file is not None:
         from fastroof.load.rows import ENDINGS
 

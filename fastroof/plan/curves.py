@@ -15,7 +15,8 @@ from fastroof.checks import one_of
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.compiled.grids import cells_of, curve_rows
 from fastroof.compiled.layout import is_plain
-from fastroof.config import GpuSpec, gpu_names, load_gpu
+from fastroof.config import GpuSpec, load_gpu
+from fastroof.config.gpu import is_shipped
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.load.by_name import how_to_get, table_folders
 from fastroof.load.scaled import scaled_error
@@ -408,7 +409,7 @@ def curves_of(tables: Tables | None, gpu: GpuSpec, options: PlanOptions) -> Curv
         return DatasheetCurves(gpu)
     kernels = options.engine.kernels
     tables = tables.in_order(kernel_order(gpu, options))
-    is_own = gpu.name not in gpu_names()
+    is_own = not is_shipped(gpu)
     if is_own and not tables.scaled_sources:
         warnings.warn(
             f"what was not measured on {gpu.name} comes from the datasheet model (standard error "

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from fastroof.memory.kv_blocks import WindowGroups
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.run.batch import StepBatch, StepTimes
 from fastroof.run.evaluate import round_us, run_batch
+
+T = TypeVar("T")
 
 _SIZES: Final = struct.Struct("<QQ")
 """Bytes of the JSON text, and the number of floats of all arenas, which follow it."""
@@ -165,39 +167,37 @@ _KEY_BYTES: Final = hashlib.sha256().digest_size
 _NAME: Final = re.compile(r"[0-9a-f]{32}\.plan(\.[0-9a-f]+)?")
 
 
-def cached_plan(identity: str | None, make: Callable[[], Any]) -> CachedPlan:
-    """Return the cached plan of an identity, or make a StepPlan and cache it."""
-    found = None if identity is None else find_plan(identity)
-    if found is not None:
-        with suppress(ValueError):
-            files, data = _split(found)
-            if FilesRead.holds(files):
-                return CachedPlan.from_bytes(data)
-    with _recorded_warnings() as messages, recorded() as files_read:
-        plan = CachedPlan.of(make())
-    if identity is not None and not messages and files_read.is_repeatable:
-        store_plan(identity, _joined(files_read, plan.to_bytes()))
-    return plan
+def cached_plan(identity: str | None, make: Callable[[], Any]) -> tuple[CachedPlan, str | None]:
+    """Return the cached plan of an identity, or make and cache it; and the identity of its errors."""
+    plan, stored = _cached(
+        identity, lambda: CachedPlan.of(make()), CachedPlan.to_bytes, CachedPlan.from_bytes
+    )
+    # of the record of files too: what they say of errors may be all that changes
+    return plan, f"{identity} {hashlib.sha256(stored).hexdigest()}" if stored else None
 
 
 def cached_error(identity: str | None, requests: Any, make: Callable[[], float]) -> float:
-    """Return the cached standard error of a step of a cached plan, or make it and cache it."""
-    # with the record of files that the plan was made of: what they say of errors may be all that changes
-    plan = None if identity is None else find_plan(identity)
-    if plan is None:
-        return make()
-    key = f"{identity} {hashlib.sha256(plan).hexdigest()} error of {requests}"
-    found = find_plan(key)
+    """Return the cached standard error of a step of a plan with that identity, or make it and cache it."""
+    key = identity and f"{identity} error of {requests}"
+    return _cached(key, make, lambda error: repr(error).encode(), float)[0]
+
+
+def _cached(
+    key: str | None, make: Callable[[], T], to_bytes: Callable[[T], bytes], from_bytes: Callable[[bytes], T]
+) -> tuple[T, bytes | None]:
+    """Return a cached value, or make it and cache it; and what is stored of it."""
+    found = None if key is None else find_plan(key)
     if found is not None:
         with suppress(ValueError):
             files, data = _split(found)
             if FilesRead.holds(files):
-                return float(data)
+                return from_bytes(data), found
     with _recorded_warnings() as messages, recorded() as files_read:
-        error = make()
-    if not messages and files_read.is_repeatable:
-        store_plan(key, _joined(files_read, repr(error).encode()))
-    return error
+        made = make()
+    if key is None or messages or not files_read.is_repeatable:
+        return made, None
+    stored = _joined(files_read, to_bytes(made))
+    return made, stored if store_plan(key, stored) else None
 
 
 def _joined(files_read: FilesRead, plan: bytes) -> bytes:

@@ -13,7 +13,8 @@ from fastroof.arrow import facts_html
 from fastroof.caching import lazy_property
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.columns import MODELLED_FROM
-from fastroof.config import GpuSpec, gpu_names
+from fastroof.config import GpuSpec
+from fastroof.config.gpu import is_shipped
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
 from fastroof.memory.gpu_memory import NO_DRAFTS, Drafts, MemoryUse, most_that_start, plan_memory
@@ -130,7 +131,7 @@ class PlanData:
         """
         sources = (name for names in kernel_sources(self).values() for name in names)
         has_modelled = any(MODELLED_FROM in name for name in sources)
-        is_modelled = has_modelled or self.error_source.is_datasheet or self.gpu.name not in gpu_names()
+        is_modelled = has_modelled or self.error_source.is_datasheet or not is_shipped(self.gpu)
         return is_modelled or self.profile.costs.of_other_layers(self.model.architecture)
 
     @property

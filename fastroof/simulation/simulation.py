@@ -14,7 +14,6 @@ import numpy as np
 
 from fastroof.arrow import ArrowRows
 from fastroof.caching import lazy_property
-from fastroof.checks import is_number, shown
 from fastroof.columns import ORIGINS
 from fastroof.errors import BatchError, SimulationError
 from fastroof.plan.step_error import decode_origins
@@ -448,8 +447,6 @@ class Simulation(ArrowRows):
         if not limits:
             raise BatchError("goodput needs a limit: ttft_ms, tpot_ms or e2e_ms")
         goodput = self.times.goodput(limits, duration_us(self.outcomes))
-        if percentile is not None and not (is_number(percentile) and 0 < percentile <= 100):
-            raise BatchError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
         kept = step_range.limits_kept(self.times, limits, percentile)
         return {**goodput, "percentile": percentile, "kept": kept}
 
@@ -482,14 +479,21 @@ class Simulation(ArrowRows):
         return step_range.step_error(self.plan, *self._mean_step, has_drafts=self._has_drafts)
 
     def range(
-        self, *, ttft_ms: float | None = None, tpot_ms: float | None = None, e2e_ms: float | None = None
+        self,
+        *,
+        ttft_ms: float | None = None,
+        tpot_ms: float | None = None,
+        e2e_ms: float | None = None,
+        percentile: float | None = step_range.LIMIT_PERCENTILE,
     ) -> dict[str, Any]:
         """Return the results with steps one standard error faster, and slower.
 
         Parameters
         ----------
         ttft_ms, tpot_ms, e2e_ms : float, optional
-            Limits of the 99th percentile, ms.
+            Limits, ms.
+        percentile : float or None, default 99
+            Percentile over all requests that must keep the limits; None for the mean.
 
         Returns
         -------
@@ -504,14 +508,12 @@ class Simulation(ArrowRows):
         Raises
         ------
         BatchError
-            If a limit is not a number above 0.
+            If a limit is not a number above 0, or the percentile is invalid.
         """
         limits = checked_limits({"ttft_ms": ttft_ms, "tpot_ms": tpot_ms, "e2e_ms": e2e_ms})
-        return self._effect_of_error(limits) | self._scaled_answers
+        return self._effect_of_error(limits, percentile) | self._scaled_answers
 
-    def _effect_of_error(
-        self, limits: Mapping[str, float], percentile: float | None = step_range.LIMIT_PERCENTILE
-    ) -> dict[str, Any]:
+    def _effect_of_error(self, limits: Mapping[str, float], percentile: float | None) -> dict[str, Any]:
         """Return the part of :meth:`range` that says whether the error of steps matters."""
         error = self.step_error
         found: dict[str, Any] = {

@@ -6,7 +6,8 @@ import math
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from fastroof.errors import PlanError, TableError
+from fastroof.checks import is_number, shown
+from fastroof.errors import BatchError, PlanError, TableError
 from fastroof.plan.step_error import mean_decodes, stated_error
 from fastroof.simulation.requests import LIMITS, RequestTimes
 
@@ -61,6 +62,8 @@ def limits_kept(
     times: RequestTimes, limits: Mapping[str, float], percentile: float | None = LIMIT_PERCENTILE
 ) -> dict[str, bool]:
     """Whether a percentile over all requests, or their mean, is within each limit."""
+    if percentile is not None and not (is_number(percentile) and 0 < percentile <= 100):
+        raise BatchError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
     return {
         # nan: no request has such a time, so none breaks the limit
         name: not times.percentile(name, percentile) > limit_ms

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from fastroof.caching import BoundedCache
 from fastroof.checks import shown
 from fastroof.config import gpu_names, load_gpu
+from fastroof.config.gpu import is_shipped
 from fastroof.errors import GpuError, ModelError
 from fastroof.file_access import FilesRead, recorded
 from fastroof.models import load_model, model_names
@@ -189,7 +190,7 @@ def named_start(model: str | None = None, gpu: str | None = None) -> NamedStart:
     if gpu is not None:
         card = load_gpu(gpu)
         chosen["gpu"] = card.name
-        if card.name not in gpu_names() or load_gpu(card.name) != card:
+        if not is_shipped(card):
             chosen["gpu"] = _free(card.name, gpu_names())
             gpus[chosen["gpu"]] = str(Path(gpu))
     return NamedStart(View(**chosen), models, gpus)

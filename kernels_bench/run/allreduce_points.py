@@ -10,9 +10,11 @@ from kernels_bench.operators.communication import ALLREDUCE, COLLECTIVE
 from kernels_bench.protocol import Point
 
 NUM_GPUS: Final = (2, 4, 8)
-MESSAGE_BYTES: Final = tuple(2**power for power in range(8, 30))
-PROOF_BYTES: Final = tuple(2**power for power in range(8, 17, 2))
-"""Of gloo, which proves the harness on a CPU."""
+MESSAGE_BYTES: Final = {
+    "nccl": tuple(2**power for power in range(8, 30)),
+    "gloo": tuple(2**power for power in range(8, 17, 2)),
+}
+"""Messages by backend; gloo proves the harness on a CPU."""
 MODES: Final = {"nccl": {"graph": "vllm", "nccl": "nccl"}, "gloo": {"eager": "gloo"}}
 """Modes of all-reduces on GPUs and on a CPU, and who launches each: ``graph`` is an engine's own."""
 
@@ -31,7 +33,7 @@ def allreduce_points(worlds: Sequence[int], backend: str = "nccl") -> list[Point
         )
         for n in worlds
         for mode in MODES[backend]
-        for size in (MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES)
+        for size in MESSAGE_BYTES[backend]
     ]
 
 
@@ -49,7 +51,7 @@ def collective_points(worlds: Sequence[int], backend: str = "nccl") -> list[Poin
         )
         for n in worlds
         for name in ("all_gather", "reduce_scatter", "alltoall")
-        for size in (MESSAGE_BYTES if backend == "nccl" else PROOF_BYTES)
+        for size in MESSAGE_BYTES[backend]
     ]
 
 

@@ -264,7 +264,7 @@ def test_a_plan_is_made_once(cache: Path, dense: fastroof.StepPlan) -> None:
         made.append(1)
         return dense
 
-    answers = [plan_cache.cached_plan("one", make) for _ in range(2)]
+    answers = [plan_cache.cached_plan("one", make)[0] for _ in range(2)]
     assert len(made) == 1
     assert answers[0].arena.tobytes() == answers[1].arena.tobytes()
     # a file with the right digest and other contents: of a version that forgot its own number
@@ -279,17 +279,19 @@ def test_a_plan_is_made_once(cache: Path, dense: fastroof.StepPlan) -> None:
 def test_the_error_of_a_step_is_made_once_for_a_plan(cache: Path, dense: fastroof.StepPlan) -> None:
     made = []
 
-    def error(identity: str | None, requests: str) -> float:
-        return plan_cache.cached_error(identity, requests, lambda: made.append(requests) or 1 / 3)
+    def error(stored: str | None, requests: str) -> float:
+        return plan_cache.cached_error(stored, requests, lambda: made.append(requests) or 1 / 3)
 
-    assert error("a", "no plan") == error(None, "no plan") == 1 / 3
-    plan_cache.cached_plan("a", lambda: dense)
+    assert error(None, "no plan") == error(None, "no plan") == 1 / 3
     for requests in ("one", "one", "two"):
-        assert error("a", requests) == 1 / 3
+        _, stored = plan_cache.cached_plan("a", lambda: dense)
+        assert error(stored, requests) == 1 / 3
     assert made == ["no plan", "no plan", "one", "two"]
-    # the same plan of files of another time
-    plan_cache.store_plan("a", b"another record" + plan_cache.find_plan("a"))  # type: ignore[operator]
-    assert error("a", "one") == 1 / 3
+    # the same plan of other files
+    (cache.parent / "more").write_text("")
+    plan_cache.store_plan("a", b"damaged")
+    _, other = plan_cache.cached_plan("a", lambda: (read_bytes(cache.parent / "more"), dense)[1])
+    assert error(other, "one") == 1 / 3
     assert made[4:] == ["one"]
 
 

@@ -1,8 +1,8 @@
 /* fastroof in C: how long one step of an LLM takes on a GPU, from a plan file that fastroof exported.
  *
- * Link fastroof_step.o, or libfastroof_step (pkg-config fastroof_step); neither needs Python. Every call is thread-safe, allocates
- * nothing, and takes or returns microseconds as double. A plan is read-only: processes that open one file
- * share its pages.
+ * Link fastroof_step.o, or libfastroof_step (pkg-config fastroof_step); neither needs Python. Every call is
+ * thread-safe, allocates nothing, and takes or returns microseconds as double. A plan is read-only: processes that
+ * open one file share its pages.
  */
 #ifndef FASTROOF_STEP_H
 #define FASTROOF_STEP_H
@@ -55,9 +55,10 @@ int32_t fastroof_open_bytes(const void *bytes, int64_t size, const fastroof_plan
 int64_t fastroof_max_tokens(const fastroof_plan *plan);
 int64_t fastroof_max_seqs(const fastroof_plan *plan);
 
-/* What the plan is, as JSON: name, model, gpu, tp, dtype, kv_dtype, engine, method, max_num_batched_tokens, max_num_seqs,
- * tables_hash, version; of files of version 2 also layout, memory and stages; of this version's also ids, the model's on
- * Hugging Face, and front_end, the engine's API server: ns of a request, of it on the server, of a prompt token. */
+/* What the plan is, as JSON: name, model, gpu, tp, dtype, kv_dtype, engine, method, max_num_batched_tokens,
+ * max_num_seqs, tables_hash, version; of files of version 2 also layout, memory and stages; of this version's also
+ * ids, the model's on Hugging Face, and front_end, the engine's API server: ns of a request, of it on the server, of
+ * a prompt token. */
 const char *fastroof_describe(const fastroof_plan *plan);
 
 /* One decode step: batch_size requests, each attending to kv_len tokens, its new one included. */
@@ -129,8 +130,8 @@ int32_t fastroof_pipeline_us(const fastroof_plan *plan, const int64_t *new_token
 /* A serving engine: how it makes steps of requests. fastroof_engine_of sets what is not given. */
 typedef struct fastroof_engine {
     int64_t max_num_batched_tokens; /* new tokens of a step; the plan's max_num_batched_tokens at most */
-    int64_t max_num_seqs;       /* concurrent requests, up to the plan's max_num_seqs and max_num_batched_tokens, and up to
-                                 * max_num_batched_tokens unless prefill_first */
+    int64_t max_num_seqs;       /* concurrent requests, up to the plan's max_num_seqs and max_num_batched_tokens,
+                                 * and up to max_num_batched_tokens unless prefill_first */
     int64_t num_gpu_blocks;     /* blocks of KV cache that requests can have */
     int64_t block_size;         /* tokens of a block */
     int64_t chunked_prefill;    /* flags, 0 or 1: may a prompt be cut */

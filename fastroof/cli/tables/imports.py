@@ -21,7 +21,7 @@ Example:
   fastroof best --model llama-3.1-8b --gpu b300-mine --gpus 2 --isl 1000 --osl 100
 
 gpu.toml has the datasheet, which alone models the card. measured/ is for your own rows: write their times
-into the latency_us of gemm.csv.template, name it gemm.csv, and they serve. What has no rows stays modelled.
+into the latency_us of gemm.csv.template and rename it gemm.csv. What has no rows stays modelled.
 """
 
 
@@ -199,9 +199,7 @@ def llmservingsim(
     *,
     folder: Annotated[
         Path,
-        typer.Argument(
-            metavar="DIR", help="LLMServingSim's profiler/perf (or perf_models), or a folder below it."
-        ),
+        typer.Argument(metavar="DIR", help="LLMServingSim's profiler/perf, or a folder below it."),
     ],
     place: GroupValues,
     model: Annotated[

@@ -131,7 +131,7 @@ class KeptPlans(Target):
             return self.plans[name]
 
         try:
-            kept = plan_cache.cached_plan(name, make)
+            kept, _ = plan_cache.cached_plan(name, make)
             times = self._timed(kept)
         finally:
             _undo(file)
