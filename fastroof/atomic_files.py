@@ -114,12 +114,9 @@ def is_unfinished(path: Path) -> bool:
     return re.fullmatch(r"\..+\.[0-9a-f]{32}", path.name) is not None
 
 
-def remove_unfinished(folder: Path, name: str | None = None) -> None:
-    """Remove unfinished files of killed processes in a folder, of one name or all."""
-    of_name = ".+" if name is None else re.escape(name)
-    for path in folder.iterdir():
-        if not re.fullmatch(rf"\.{of_name}\.[0-9a-f]{{32}}", path.name):
-            continue
+def remove_unfinished(folder: Path) -> None:
+    """Remove unfinished files of killed processes in a folder."""
+    for path in filter(is_unfinished, folder.iterdir()):
         # another process may remove it first; other users' files stay
         with contextlib.suppress(FileNotFoundError, PermissionError):
             if stat.S_ISREG(path.lstat().st_mode):

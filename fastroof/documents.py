@@ -108,13 +108,11 @@ def parse_json(
     return value
 
 
-def parse_yaml(
-    content: str, what: str, error: type[FastroofError] = FastroofError, *, most_bytes: int = MOST_YAML_BYTES
-) -> list[Any]:
+def parse_yaml(content: str, what: str, error: type[FastroofError] = FastroofError) -> list[Any]:
     """Parse the documents of a YAML file."""
     import yaml
 
-    text = _text(content, what, error, most_bytes, "YAML")
+    text = _text(content, what, error, MOST_YAML_BYTES, "YAML")
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     depth = aliases = merges = 0
     try:
@@ -133,10 +131,9 @@ def parse_yaml(
         raise error(f"{what} is not YAML: {one_line(wrong)}") from None
 
 
-def read_toml(path: Path, error: type[FastroofError], what: str | None = None) -> dict[str, Any]:
-    """Read and parse a TOML file; messages call it ``what``, by default its path."""
-    named = str(path) if what is None else what
-    return parse_toml(_read(path, named, error, MOST_TOML_BYTES), named, error)
+def read_toml(path: Path, error: type[FastroofError]) -> dict[str, Any]:
+    """Read and parse a TOML file."""
+    return parse_toml(_read(path, str(path), error, MOST_TOML_BYTES), str(path), error)
 
 
 def read_table(path: Path, error: type[FastroofError], what: str | None = None) -> Table:
@@ -151,12 +148,9 @@ def parse_table(content: str | bytes, what: str, error: type[FastroofError]) -> 
     return Table(parse_toml(text, what, error), what, error, text)
 
 
-def read_json(
-    path: Path, error: type[FastroofError], what: str | None = None, *, most_bytes: int = MOST_JSON_BYTES
-) -> Any:
-    """Read and parse a JSON file; messages call it ``what``, by default its path."""
-    named = str(path) if what is None else what
-    return parse_json(_read(path, named, error, most_bytes), named, error, most_bytes=most_bytes)
+def read_json(path: Path, error: type[FastroofError]) -> Any:
+    """Read and parse a JSON file."""
+    return parse_json(_read(path, str(path), error, MOST_JSON_BYTES), str(path), error)
 
 
 def read_text(path: Path, error: type[FastroofError], most_bytes: int) -> str:

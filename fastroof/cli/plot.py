@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, cast
 
 import typer
 
-from fastroof.cli.gpu_tables import gpu_and_tables, measured_tables
+from fastroof.cli.gpu_tables import gpu_and_tables
 from fastroof.cli.option_groups import OUTSIDE_STEPS, TABLES, plan_options
 from fastroof.cli.options import Model, Results, option
 from fastroof.command_group import Commands, Group, GroupValues, help_if_alone, options_given, taking, warn
@@ -136,17 +136,6 @@ def step(
     save(figure, output)
 
 
-@taking(plan=plan_options(only=("tp", "dtype", "kv_dtype", "method")), measured=TABLES)
-def mfu(*, output: Output, model: Model = DEFAULT_MODEL, plan: GroupValues, measured: GroupValues) -> None:
-    """Plot the MFU of one model's kernels against their sizes."""
-    from fastroof import load_model
-    from fastroof.report import check_picture, draw_mfu
-
-    check_picture(output)
-    _, tables = measured_tables(**measured)
-    save(draw_mfu(load_model(model), tables, **plan), output)
-
-
 def pareto(
     results: Results,
     output: Output,
@@ -252,7 +241,6 @@ def register(app: typer.Typer) -> None:
     group.callback(invoke_without_command=True)(help_if_alone)
     commands: dict[str, Callable[..., None]] = {
         "roofline": roofline,
-        "mfu": mfu,
         "step": step,
         "pareto": pareto,
         "curves": curves,

@@ -6,13 +6,12 @@ from fastroof.report.front import draw_pareto
 from fastroof.report.model_roofline_plot import draw_model_roofline
 from fastroof.report.plots import check_picture, save_figure
 from fastroof.report.results_file import read_results
-from fastroof.report.rooflines import draw_mfu, draw_roofline
+from fastroof.report.rooflines import draw_roofline
 from fastroof.report.serving import draw_serving_curves
 from fastroof.report.step_plot import draw_step
 
 __all__ = [
     "check_picture",
-    "draw_mfu",
     "draw_model_roofline",
     "draw_pareto",
     "draw_roofline",

@@ -81,12 +81,8 @@ class StepSource:
     def stale(self) -> bool:
         """Return whether the measured tables have changed since the sweep."""
         loaded = [tables for tables in self._tables.values() if tables is not None]
-        # results of earlier versions record only the first sources
         then = self.results.metadata.get("fastroof.sources_hash", "")
-        if then:
-            return any(tables.sources_hash not in then for tables in loaded)
-        then = self.results.metadata.get("fastroof.tables_hash", "")
-        return bool(then) and any(tables.content_hash not in then for tables in loaded)
+        return bool(then) and any(tables.sources_hash not in then for tables in loaded)
 
     @property
     def _spec(self) -> dict[str, Any]:

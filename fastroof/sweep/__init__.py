@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastroof.sweep.best import best_deployments
 from fastroof.sweep.capacities import CapacitySpec, CapacitySummary
 from fastroof.sweep.deployments import Constraints, DeploymentSpec, DeploymentSummary
-from fastroof.sweep.kinds import load_spec, work_units
+from fastroof.sweep.kinds import load_spec
 from fastroof.sweep.recommendations import (
     Deployment,
     GpuShare,
@@ -54,5 +54,4 @@ __all__ = [
     "recommend_for_spec",
     "recommend_shared",
     "run_sweep",
-    "work_units",
 ]

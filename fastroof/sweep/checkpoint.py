@@ -186,10 +186,7 @@ class Checkpoint:
         except (OSError, pa.ArrowException):
             return
         stored = {key.decode(): value.decode(errors="replace") for key, value in metadata.items()}
-        here = {**self.identity}
-        if "fastroof.inputs_hash" not in stored:
-            here.pop("fastroof.inputs_hash")
-        if "fastroof.spec" in stored and (differing := differences(stored, here)):
+        if "fastroof.spec" in stored and (differing := differences(stored, self.identity)):
             raise SweepError(
                 f"{self.output} holds results of another sweep ({_listed(differing)}): use another output, "
                 "or omit --resume to replace it"

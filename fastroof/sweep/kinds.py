@@ -13,7 +13,6 @@ from fastroof.sweep.capacities import CapacitySpec, CapacitySummary, CapacitySwe
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSummary, DeploymentSweep
 from fastroof.sweep.spec import read_values, validated
 from fastroof.sweep.steps import StepSpec, StepSummary, StepSweep
-from fastroof.sweep.units import WorkUnit
 
 Spec = StepSpec | DeploymentSpec | CapacitySpec
 """Spec of any kind of sweep."""
@@ -94,27 +93,3 @@ def sweep_of(spec: Spec) -> StepSweep | DeploymentSweep | CapacitySweep:
     if isinstance(spec, CapacitySpec):
         return CapacitySweep(spec)
     return DeploymentSweep(spec) if isinstance(spec, DeploymentSpec) else StepSweep(spec)
-
-
-def work_units(spec: Spec) -> list[WorkUnit]:
-    """Cut a sweep into units, deterministically.
-
-    Parameters
-    ----------
-    spec : StepSpec, DeploymentSpec or CapacitySpec
-        The sweep's spec.
-
-    Returns
-    -------
-    list of WorkUnit
-        In the order of the rows: models, GPUs, modes, tp, dtypes, kv_dtypes, engines. Plans that cannot
-        be compiled have units too, which count their candidates as infeasible.
-
-    Examples
-    --------
-    >>> from fastroof.sweep import load_spec, work_units
-    >>> spec = {"models": ["llama-3.1-8b"], "tp": [1, 2], "isl": 1000, "osl": 100, "clients": [1, 8]}
-    >>> [(unit.plan.tp, unit.start, unit.stop) for unit in work_units(load_spec(spec))]
-    [(1, 0, 2), (2, 0, 2)]
-    """
-    return sweep_of(spec).units()

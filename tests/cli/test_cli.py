@@ -88,7 +88,7 @@ def process(*arguments: str, **options: Any) -> subprocess.CompletedProcess[str]
         ("tables", "import", "llmservingsim"), ("tables", "holdout"), ("tables", "diff"),
         ("tables", "flag"), ("tables", "campaigns"), ("tables", "survey"),
         ("plot",), ("plot", "roofline"), ("export", "trace"),
-        ("plot", "mfu"), ("plot", "step"),
+        ("plot", "step"),
     ],
 )  # fmt: skip
 def test_every_command_has_help(arguments: tuple[str, ...]) -> None:

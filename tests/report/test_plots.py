@@ -16,10 +16,9 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
-from fastroof.errors import FastroofError, PlanError
-from fastroof.models.named import preset_config
+from fastroof.errors import FastroofError
 from fastroof.operators.elementwise import ELEMENTWISE
-from fastroof.report import draw_mfu, draw_roofline, draw_step, save_figure
+from fastroof.report import draw_roofline, draw_step, save_figure
 from fastroof.report.plots import _spread
 from fastroof.report.rooflines import kernel_clouds
 from fastroof.report.step_plot import step_stack
@@ -154,70 +153,6 @@ def test_roofline_refuses_dtypes(h100: fastroof.Tables) -> None:
         draw_roofline(fastroof.load_gpu("a100"), None, dtypes=("fp8",))
 
 
-# -- MFU -----------------------------------------------------------------------------------------
-
-
-def test_mfu_shows_the_lookups(h100: fastroof.Tables) -> None:
-    figure = draw_mfu(fastroof.load_model("llama-3.1-8b"), h100)
-    assert len(figure.axes) == 4
-    assert [axes.get_xlabel().split(" (")[0] for axes in figure.axes] == [
-        "m", "new tokens of each sequence", "batch size", "kv_len",
-    ]  # fmt: skip
-    assert all(axes.get_ylabel() == "MFU (% of peak)" for axes in figure.axes)
-    assert all(axes.get_ylim()[0] == 0.0 for axes in figure.axes)
-    assert figure.axes[2].get_ylim() == figure.axes[3].get_ylim()
-    words = texts(figure)
-    for word in (
-        "qkv\n6144 x 4096",
-        "gate_up\n28672 x 4096",
-        "batch 16",
-        "kv_len 4,096",
-        "HBM bandwidth allows 1.35 %",
-    ):
-        assert word in words
-    line = figure.axes[0].lines[0].get_xydata()
-    truth = h100.lookup("gemm", m=line[:, 0].astype(int), n=6144, k=4096)
-    assert np.array_equal(line[:, 1], truth.mfu * 100.0)
-    measured = np.unique(h100.table("gemm").columns["m"])
-    assert set(measured[measured <= 8192]) <= set(line[:, 0].astype(int))
-
-
-def test_mfu_is_solid_only_between_measured_points(h100: fastroof.Tables) -> None:
-    figure = draw_mfu(fastroof.load_model("llama-3.1-8b"), h100)
-    dotted, solid = figure.axes[2].lines[:2]
-    batch = dotted.get_xdata().astype(int)
-    truth = h100.lookup(
-        "attention_decode", num_q_heads=32, num_kv_heads=8, head_dim=128, batch_size=batch, kv_len=1024
-    )
-    assert dotted.get_linestyle() == ":"
-    assert np.array_equal(np.isnan(solid.get_ydata()), truth.origin > 1)
-    assert not np.isnan(dotted.get_ydata()).any()
-
-
-def test_mfu_within_a_window_is_that_of_the_window(h100: fastroof.Tables) -> None:
-    model = fastroof.load_model("mistral-7b-v0.1")
-    windowed, full = (draw_mfu(one, h100) for one in (model, model.with_full_attention()))
-    # the last panel, decodes against context: beyond the window work stops growing
-    lines = [figure.axes[3].lines[0].get_ydata() for figure in (windowed, full)]
-    assert lines[0][0] == pytest.approx(lines[1][0])
-    assert lines[0][-1] != pytest.approx(lines[1][-1], rel=0.05)
-
-
-def test_mfu_needs_grouped_heads(h100: fastroof.Tables) -> None:
-    sizes = preset_config("deepseek-v3") | {"first_k_dense_replace": 0}
-    with pytest.raises(PlanError, match="no grouped-head attention"):
-        draw_mfu(fastroof.load_model(sizes), h100, tp=8)
-
-
-@pytest.mark.slow
-def test_mfu_of_borrowed_heads_and_fp8(h100: fastroof.Tables) -> None:
-    figure = draw_mfu(fastroof.load_model("qwen2.5-7b"), h100, tp=4, dtype="fp8", kv_dtype="fp8")
-    assert "one GPU of tp=4" in texts(figure)
-    assert "1,979 TFLOP/s" in texts(figure)
-    assert "Decode attention against context, borrowed" in texts(figure)
-    assert "borrowed" not in texts(draw_mfu(fastroof.load_model("llama-3.1-8b"), h100))
-
-
 # -- step ----------------------------------------------------------------------------------------
 
 
@@ -338,7 +273,6 @@ def test_labels_do_not_overlap() -> None:
     "arguments",
     [
         ("roofline", "--dtype", "bf16", "--dtype", "fp8"),
-        ("mfu", "--model", "qwen3-8b", "--tp", "2"),
         ("step", "--against", "kv-len", "--batch", "16"),
     ],
 )
@@ -354,13 +288,12 @@ def test_plot_commands(tmp_path: Path, arguments: tuple[str, ...]) -> None:
     ("arguments", "message"),
     [
         (("roofline", "-o", "a.pdf"), "must end in .png or .svg"),
-        (("mfu", "--gpu", "l4", "-o", "a.png"), "l4 has no measured tables"),
         (("step", "--against", "tp", "-o", "a.png"), "--against is batch or kv-len"),
         (("step", "--kv-len", "1", "-o", "a.png"), "kv_len >= 2"),
         (("step", "--against", "kv-len", "--batch", "0", "-o", "a.png"), "batch_size >= 1"),
         (("step", "--max-batch", "1", "-o", "a.png"), "at least 2"),
-        (("mfu", "--dtype", "fp4", "-o", "a.png"), "dtype must be one of auto, bf16"),
-        (("mfu", "--kv-dtype", "fp4", "-o", "a.png"), "kv_dtype must be one of auto, bf16"),
+        (("step", "--dtype", "fp4", "-o", "a.png"), "dtype must be one of auto, bf16"),
+        (("step", "--kv-dtype", "fp4", "-o", "a.png"), "kv_dtype must be one of auto, bf16"),
         (("roofline",), "missing option"),
     ],
 )

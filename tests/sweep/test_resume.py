@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fastroof import SweepError
-from fastroof.sweep import checkpoint, load_spec, run_sweep, work_units
+from fastroof.sweep import checkpoint, load_spec, run_sweep
 from fastroof.sweep.checkpoint import Checkpoint, parts_folder
 from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.packed_results import packed_results, unpacked_results
@@ -140,7 +140,7 @@ def test_what_was_done_is_not_done_again(
     monkeypatch.setattr(checkpoint, "PART_EVERY_S", 1e9)
     spec = SPECS[name]
     output = tmp_path / "r.parquet"
-    total = len(work_units(load_spec(spec)))
+    total = len(sweep_of(load_spec(spec)).units())
     assert total > 5
     assert stopped_after(spec, output, 3, error) == 3
     assert [path.name for path in parts_folder(output).glob("*.arrow")] == ["000000000.arrow"]
@@ -281,7 +281,7 @@ def test_ctrl_c_prints_how_to_go_on(tmp_path: Path, whole: Any) -> None:
 
 def test_outcomes_are_read_back(whole: Any) -> None:
     summary, _ = whole({**STEPS, "keep": "best"})
-    listed = work_units(load_spec(STEPS))[:2]
+    listed = sweep_of(load_spec(STEPS)).units()[:2]
     rows = pa.record_batch({"kv_len": [1, 2]})
     results = [
         UnitResult(rows, {"evaluated": 3, "tpot": 1}, (("tp", "no"),), (asdict(summary.best[0]),), 0.1),

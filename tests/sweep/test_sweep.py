@@ -18,7 +18,7 @@ from fastroof import StepBatch, SweepError, Tables, compile_plan
 from fastroof.arrow import arrow_schema
 from fastroof.columns import ORIGINS
 from fastroof.errors import PlanRangeError
-from fastroof.sweep import LIMITS, best_batches, load_spec, results, run_sweep, work_units
+from fastroof.sweep import LIMITS, best_batches, load_spec, results, run_sweep
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.results import ResultFile
@@ -332,7 +332,7 @@ def test_units_are_pieces_of_the_sweep(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_no_unit_holds_more_than_a_quarter_of_a_million_rows() -> None:
     spec = {"models": ["llama-3.1-8b"], "tp": 1, "batch_size": list(range(1, 1001)), "keep": "all"}
-    listed = work_units(load_spec({**spec, "kv_len": {"start": 1, "stop": 2000, "step": 1}}))
+    listed = sweep_of(load_spec({**spec, "kv_len": {"start": 1, "stop": 2000, "step": 1}})).units()
     assert sum(unit.size for unit in listed) == 2_000_000
     assert max(unit.size for unit in listed) <= 2**18
 

@@ -183,9 +183,7 @@ class ReportFile(NamedTuple):
     notes: tuple[str, ...]
 
 
-def write_report(
-    results: str | Path, output: str | Path, *, title: str | None = None, max_rows: int = MAX_ROWS
-) -> ReportFile:
+def write_report(results: str | Path, output: str | Path, *, max_rows: int = MAX_ROWS) -> ReportFile:
     """Write a sweep's results as one self-contained interactive page.
 
     Parameters
@@ -194,8 +192,6 @@ def write_report(
         Parquet file of a sweep over deployments or steps.
     output : str or Path
         Path of the page, ending in .html; an existing file is replaced atomically.
-    title : str, optional
-        Heading; by default the models and GPUs.
     max_rows : int
         Maximum number of rows on the page: of a larger sweep the Pareto fronts, the best of each setting,
         points of their curves, and an even sample of the others.
@@ -229,7 +225,6 @@ def write_report(
     source = StepSource(swept)
     steps = packed_steps(source, chosen, rows)
     notes = _notes(swept, source, len(chosen.indices), len(chosen.leaders))
-    heading = title or _title(swept)
     document = {
         "kind": swept.kind.name,
         "noun": swept.kind.noun,
@@ -241,7 +236,12 @@ def write_report(
         "notes": notes,
     }
     num_bytes = write_page(
-        output, "report.html", heading=heading, subtitle=_subtitle(swept), scripts=_SCRIPTS, document=document
+        output,
+        "report.html",
+        heading=_title(swept),
+        subtitle=_subtitle(swept),
+        scripts=_SCRIPTS,
+        document=document,
     )
     return ReportFile(output, num_bytes, swept.num_rows, len(chosen.indices), len(steps), tuple(notes))
 

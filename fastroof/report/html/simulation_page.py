@@ -133,7 +133,6 @@ def write_simulation_report(
     sim: Simulation,
     output: str | Path,
     *,
-    title: str | None = None,
     limits: Mapping[str, float] | None = None,
     answers: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -145,8 +144,6 @@ def write_simulation_report(
         Simulation to show, from :func:`fastroof.simulate`.
     output : str or Path
         Path of the page, ending in .html; an existing file is replaced atomically.
-    title : str, optional
-        Heading; by default the model, the GPUs and the trace.
     limits : mapping of str to float, optional
         Limits of a request, ms, by ``ttft_ms``, ``tpot_ms`` and ``e2e_ms``: drawn, and used for goodput.
     answers : mapping, optional
@@ -199,8 +196,7 @@ def write_simulation_report(
     write_page(
         output,
         "simulation.html",
-        heading=title
-        or f"{sim.plan.model.name} on {_up_to(sim)}{sim.gpus} x {sim.plan.gpu.title}: {sim.trace.name}",
+        heading=f"{sim.plan.model.name} on {_up_to(sim)}{sim.gpus} x {sim.plan.gpu.title}: {sim.trace.name}",
         subtitle=_subtitle(sim),
         styles=("simulation.css",),
         scripts=_SCRIPTS,

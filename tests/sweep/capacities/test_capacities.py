@@ -13,7 +13,7 @@ import pytest
 import fastroof
 from fastroof import SweepError, Trace, Workload, capacity, compile_plan, load_tables, run_sweep
 from fastroof.simulation.pools import ROUTINGS
-from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec, work_units
+from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec
 from fastroof.sweep.capacities.spec import ROUTERS
 from fastroof.sweep.checkpoint import parts_folder
 from fastroof.sweep.kinds import sweep_of
@@ -103,7 +103,7 @@ def small_units(cut_units: Callable[[int], None], monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("small_units")
 def test_threads_and_a_resumed_run_give_the_same_rows(whole: Any, tmp_path: Path) -> None:
     _, rows, _ = whole
-    assert len(work_units(load_spec(SPEC))) == 12
+    assert len(sweep_of(load_spec(SPEC)).units()) == 12
     run_sweep(SPEC, tmp_path / "threads.parquet", threads=3)
     assert pq.read_table(tmp_path / "threads.parquet").to_pylist() == rows
     output = tmp_path / "resumed.parquet"

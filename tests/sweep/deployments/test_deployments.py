@@ -21,7 +21,7 @@ from fastroof.compiled import closed_loops
 from fastroof.compiled import deployments as loops
 from fastroof.plan.speculation import speculated
 from fastroof.serving import estimate
-from fastroof.sweep import DeploymentSummary, checkpoint, load_spec, results, run_sweep, work_units
+from fastroof.sweep import DeploymentSummary, checkpoint, load_spec, results, run_sweep
 from fastroof.sweep.deployments import COLUMNS, evaluate, rows
 from fastroof.sweep.deployments import evaluate as plans
 from fastroof.sweep.deployments import kind as units
@@ -154,7 +154,7 @@ def test_threads_and_the_size_of_units_make_no_difference(
     monkeypatch.setattr(units, "CANDIDATES_A_UNIT", 5)
     monkeypatch.setattr(units, "KEPT_A_UNIT", 5)
     monkeypatch.setattr("fastroof.sweep.results.HELD_ROWS", 3)
-    assert len(work_units(load_spec(spec))) > 20
+    assert len(sweep_of(load_spec(spec)).units()) > 20
     pieces, _ = swept(tmp_path, spec, threads=2)
     assert pq.read_table(pieces.output).equals(whole, check_metadata=True)
     for summary in (again, pieces):
@@ -191,7 +191,7 @@ def test_blocks_are_written_when_they_are_complete_and_make_no_difference(
     monkeypatch.setattr(
         results.Collected, "_reduced", lambda self: held.append(len(self._held)) or reduced(self)
     )
-    listed = work_units(load_spec(spec))
+    listed = sweep_of(load_spec(spec)).units()
     numbers = [unit.block for unit in listed]
     assert numbers == sorted(numbers)
     assert len(set(numbers)) == blocks
