@@ -43,19 +43,8 @@ def save(figure: Figure, output: Path) -> None:
     typer.echo(f"wrote {save_figure(figure, output)}")
 
 
-def rows_to_draw(
-    path: Path,
-    output: Path,
-    where: list[str] | None,
-    *,
-    leave: tuple[str, ...] = (),
-    is_over_load: bool = False,
-) -> tuple[SweepResults, dict[str, Any]]:
-    """Return the results and the rows to draw (default: those of one workload)."""
-    from fastroof.report import check_picture, read_results
-
-    check_picture(output)
-    results = read_results(path)
+def _rows_to_draw(results: SweepResults, where: list[str] | None, colour_by: str) -> dict[str, Any]:
+    """Return the values that rows to draw have (default: those of one workload)."""
     wanted: dict[str, Any] = {}
     for text in where or ():
         name, sign, value = text.partition("=")
@@ -65,31 +54,13 @@ def rows_to_draw(
         given = {str(each): each for each in results.codes(name)[1]}
         wanted[name] = given.get(value, value)
     start = results.start_workload()
-    for name in results.have(results.kind.workload):
-        if name not in (*wanted, *leave) and not (is_over_load and name == results.load()):
-            wanted[name] = start[name]
-    return results, wanted
+    others = [n for n in results.have(results.kind.workload) if n not in wanted and n != colour_by]
+    return wanted | {name: start[name] for name in others}
 
 
 DEFAULT_MODEL: Final = "llama-3.1-8b"
 
 Output = Annotated[Path, typer.Option("--output", "-o", help="File to write: .png or .svg.")]
-Where = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--where",
-        metavar="COLUMN=VALUE",
-        help="Rows to draw, as isl=4000; repeatable.  [default: those of the first workload]",
-    ),
-]
-
-
-def curves(results: Results, output: Output, where: Where = None) -> None:
-    """Plot TTFT and TPOT of a sweep over its load."""
-    from fastroof.report import draw_serving_curves
-
-    swept, wanted = rows_to_draw(results, output, where, is_over_load=True)
-    save(draw_serving_curves(swept, **wanted), output)
 
 
 @taking(plan=plan_options(without=OUTSIDE_STEPS), measured=TABLES)
@@ -142,13 +113,20 @@ def pareto(
     colour_by: Annotated[
         str, typer.Option(metavar="COLUMN", help="Column that sets colours and fronts: model, tp or dtype.")
     ] = "model",
-    where: Where = None,
+    where: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="COLUMN=VALUE",
+            help="Rows to draw, as isl=4000; repeatable.  [default: those of the first workload]",
+        ),
+    ] = None,
 ) -> None:
     """Plot tokens/s per user against per GPU, of a sweep."""
-    from fastroof.report import draw_pareto
+    from fastroof.report import check_picture, draw_pareto, read_results
 
-    swept, wanted = rows_to_draw(results, output, where, leave=(colour_by,))
-    save(draw_pareto(swept, colour_by=colour_by, **wanted), output)
+    check_picture(output)
+    swept = read_results(results)
+    save(draw_pareto(swept, colour_by=colour_by, **_rows_to_draw(swept, where, colour_by)), output)
 
 
 _OF_A_MODEL: Final = ("--tp", "--batch", "--kv-len", "--prompt", "--kv-dtype", "--engine", "--method")
@@ -243,7 +221,6 @@ def register(app: typer.Typer) -> None:
         "roofline": roofline,
         "step": step,
         "pareto": pareto,
-        "curves": curves,
     }
     for name, command in commands.items():
         group.command(name)(command)

@@ -7,7 +7,6 @@ from fastroof.report.model_roofline_plot import draw_model_roofline
 from fastroof.report.plots import check_picture, save_figure
 from fastroof.report.results_file import read_results
 from fastroof.report.rooflines import draw_roofline
-from fastroof.report.serving import draw_serving_curves
 from fastroof.report.step_plot import draw_step
 
 __all__ = [
@@ -15,7 +14,6 @@ __all__ = [
     "draw_model_roofline",
     "draw_pareto",
     "draw_roofline",
-    "draw_serving_curves",
     "draw_step",
     "read_results",
     "save_figure",

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
@@ -106,16 +105,6 @@ def _outlines(curve: Longs, load: Floats) -> Bools:
     is_outline = np.zeros(len(order), bool)
     is_outline[order] = (rank == 0) | (part != before)
     return is_outline
-
-
-def in_turns(labels: Sequence[Hashable], rates: Sequence[float]) -> list[int]:
-    """Return indices that alternate between labels: the best of each label, then the second best, ..."""
-    counts: Counter[Hashable] = Counter()
-    turns = []
-    for i in sorted(range(len(labels)), key=lambda i: -rates[i]):
-        turns.append((counts[labels[i]], -rates[i], i))
-        counts[labels[i]] += 1
-    return [i for _, _, i in sorted(turns)]
 
 
 def _by_rate(indices: Longs, rate: Floats) -> Longs:
@@ -234,7 +223,7 @@ def draw_pareto(results: Results, *, colour_by: str = "model", **required: Any) 
             )  # fmt: skip
         axes.set_xlabel("tokens/s per user")
         axes.set_ylabel("tokens/s per GPU")
-        plots.legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=4)
+        plots.legend_below(figure, axes, columns=4)
         what, workload = swept_words(results, rows)
         counted = f"{int(rows.sum()):,} {results.kind.noun}, {int(within.sum()):,} within the limits"
         subtitle = "; ".join(filter(None, (workload, counted, "lines: Pareto fronts")))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from fastroof.errors import FastroofError
-from fastroof.report.plots import INK, LINE_LOOKS, legends_below, new_figure, style, write_titles
+from fastroof.report.plots import INK, LINE_LOOKS, legend_below, new_figure, style, write_titles
 from fastroof.report.rooflines import draw_roofs
 from fastroof.units import PEAK_DTYPE, TFLOP, US_PER_S
 
@@ -118,7 +118,7 @@ def draw_model_roofline(
             label = f"tp {plan.tp}: one of {gpus} GPUs" if gpus > 1 else f"tp {plan.tp}: one GPU"
             _draw_line(axes, of_plan, colour, marker, label)
         _label_batches(axes, steps)
-        legends_below(figure, [(figure, *axes.get_legend_handles_labels())], columns=len(plans))
+        legend_below(figure, axes, columns=len(plans))
         all_fit = all(step.has_room for of_plan in steps for step in of_plan)
         words = [
             f"decodes at kv_len {kv_len:,}",

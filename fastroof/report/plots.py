@@ -16,7 +16,7 @@ from fastroof.plan.curves import Component, component_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.figure import Figure, SubFigure
+    from matplotlib.figure import Figure
 
     from fastroof.plan import StepPlan
     from fastroof.plan.explain import OperatorTime
@@ -223,54 +223,37 @@ def check_picture(path: str | Path) -> None:
 
 
 _SHARE: Final = 0.96
-"""Maximum width of a legend, as a share of the part of the figure above it."""
+"""Maximum width of a legend, as a share of the figure."""
 _LINE_IN: Final = 0.26
 """Height of a line of a legend, inches."""
 _USUAL_LINES: Final = 2
 """Lines of a legend that fit in a figure's initial height."""
 
 
-def legends_below(
-    figure: Figure,
-    legends: Sequence[tuple[Figure | SubFigure, Sequence[Any], Sequence[str]]],
-    *,
-    columns: int = 3,
-    size: float = 9.5,
-) -> None:
-    """Put a legend below each of some parts of a figure, side by side, enlarging the figure if needed."""
-    most = max((_lines(figure, *legend, columns, size) for legend in legends), default=0)
-    if most > _USUAL_LINES:
-        set_height(figure, float(figure.get_size_inches()[1]) + (most - _USUAL_LINES) * _LINE_IN)
-
-
-def _lines(
-    figure: Figure,
-    part: Figure | SubFigure,
-    handles: Sequence[Any],
-    labels: Sequence[str],
-    columns: int,
-    size: float,
-) -> int:
-    """Add one legend, and return its number of lines."""
+def legend_below(figure: Figure, axes: Axes, columns: int) -> None:
+    """Put the legend of a figure's axes below them, enlarging the figure if needed."""
+    handles, labels = axes.get_legend_handles_labels()
     if not labels:
-        return 0
+        return
     renderer = text_renderer(figure)
-    room = _SHARE * part.bbox.width
+    room = _SHARE * figure.bbox.width
     letters = max(map(len, labels))
     num_columns = min(columns, len(labels))
     while True:
         broken = [textwrap.fill(label, letters, break_long_words=letters < 16) for label in labels]
-        legend = part.legend(
-            handles, broken, loc="outside lower center", ncols=num_columns, frameon=False, fontsize=size
+        legend = figure.legend(
+            handles, broken, loc="outside lower center", ncols=num_columns, frameon=False, fontsize=9.5
         )
         if legend.get_window_extent(renderer).width <= room or letters < 8:
-            high = max(label.count("\n") + 1 for label in broken)
-            return -(-len(labels) // num_columns) * high
+            break
         legend.remove()
         if num_columns > 1:
             num_columns -= 1
         else:
             letters = int(letters * 0.85)
+    lines = -(-len(labels) // num_columns) * max(label.count("\n") + 1 for label in broken)
+    if lines > _USUAL_LINES:
+        set_height(figure, float(figure.get_size_inches()[1]) + (lines - _USUAL_LINES) * _LINE_IN)
 
 
 _WORDS: Final[dict[Component, str]] = {

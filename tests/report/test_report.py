@@ -399,7 +399,7 @@ def test_report_command(stepped: Path, tmp_path: Path) -> None:
         (("report", "absent.parquet"), "absent.parquet does not exist"),
         (("report", "absent.parquet", "-o", "a.pdf"), "must end in .html"),
         (("plot", "pareto", "absent.parquet", "-o", "a.png"), "absent.parquet does not exist"),
-        (("plot", "curves", "absent.parquet", "-o", "a.pdf"), "must end in .png or .svg"),
+        (("plot", "pareto", "absent.parquet", "-o", "a.pdf"), "must end in .png or .svg"),
     ],
 )
 def test_command_errors(arguments: tuple[str, ...], message: str) -> None:
