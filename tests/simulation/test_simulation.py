@@ -375,6 +375,11 @@ def test_a_verdict_that_the_error_of_a_step_decides_is_open(calm: Simulation) ->
         if flips:
             assert answers["range"]["flips"] == ["tpot_ms"]
     assert "range" not in calm.summary(tpot_ms=(low + p99) / 2, with_range=False)
+    # the median's range starts below that of the 99th percentile
+    of_median = calm.range()["tpot_ms"]["p50"][0] * 1.001
+    assert of_median < low
+    assert calm.range(tpot_ms=of_median, percentile=50.0)["flips"] == ["tpot_ms"]
+    assert calm.range(tpot_ms=of_median)["flips"] == []
 
 
 def test_a_run_of_another_kind_is_repeated_unchanged(calm: Simulation) -> None:
