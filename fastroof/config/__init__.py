@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from fastroof.config.gpu import GpuSpec, gpu_names, load_gpu
+from fastroof.config.gpu import GpuSpec, gpu_names, is_shipped, load_gpu
 
-__all__ = ["GpuSpec", "gpu_names", "load_gpu"]
+__all__ = ["GpuSpec", "gpu_names", "is_shipped", "load_gpu"]

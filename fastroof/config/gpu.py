@@ -132,11 +132,8 @@ class GpuSpec:
             value = getattr(self, name)
             if not isinstance(value, str) or not (value.strip() or may_be_empty) or not value.isprintable():
                 raise GpuError(f"GpuSpec: {name} must be text of one line, got {shown(value)}")
-        if (
-            os.path.basename(self.name) != self.name
-            or self.name in (".", "..")
-            or len(self.name) > LONGEST_NAME
-        ):
+        is_folder_name = os.path.basename(self.name) == self.name and self.name not in (".", "..")
+        if not is_folder_name or len(self.name) > LONGEST_NAME:
             raise GpuError(f"GpuSpec: name must be a folder name, got {shown(self.name)}")
         if not isinstance(self.aliases, tuple) or not all(isinstance(alias, str) for alias in self.aliases):
             raise GpuError(f"GpuSpec: aliases must be a tuple of names, got {shown(self.aliases)}")
@@ -159,10 +156,8 @@ class GpuSpec:
                 raise GpuError(f"GpuSpec: {name} must be a whole number, got {shown(value)}")
             object.__setattr__(self, name, int(value) if is_whole else float(value))
         if not (0.0 < self.idle_w < self.tdp_w or self.idle_w == self.tdp_w == 0.0):
-            raise GpuError(
-                f"GpuSpec: idle_w must be below tdp_w, and both or none given, got {self.idle_w:g} and "
-                f"{self.tdp_w:g}"
-            )
+            watts = f"{self.idle_w:g} and {self.tdp_w:g}"
+            raise GpuError(f"GpuSpec: idle_w must be below tdp_w, and both or none given, got {watts}")
 
     def peak(self, dtype: str) -> float:
         """Return the peak FLOP/s of the units on which a kernel of ``dtype`` computes.

@@ -193,8 +193,7 @@ def _finding(row: OwnRow, times: Sequence[RunFigure], fast: str) -> tuple[str, t
         look_at = "prefixes found in the cache, and at outputs that ended early" if far else ""
         return "faster than 9 of 10 such engines", quick, look_at
     is_known = not any(math.isnan(one.high) for one in judged)
-    finding = "like 8 in 10 such engines" if is_known else "not judged (the error of a prediction is unknown)"
-    return finding, tuple(judged), ""
+    return "like 8 in 10 such engines" if is_known else "not judged (accuracy unknown)", tuple(judged), ""
 
 
 def other_versions(rows: Sequence[ServingRow], given: EngineProfile | str) -> list[str]:

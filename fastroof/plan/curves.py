@@ -15,8 +15,7 @@ from fastroof.checks import one_of
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_INTERPOLATED, ORIGIN_MEASURED, ORIGIN_MODELLED
 from fastroof.compiled.grids import cells_of, curve_rows
 from fastroof.compiled.layout import is_plain
-from fastroof.config import GpuSpec, load_gpu
-from fastroof.config.gpu import is_shipped
+from fastroof.config import GpuSpec, is_shipped, load_gpu
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.load.by_name import how_to_get, table_folders
 from fastroof.load.scaled import scaled_error

@@ -13,8 +13,7 @@ from fastroof.arrow import facts_html
 from fastroof.caching import lazy_property
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.columns import MODELLED_FROM
-from fastroof.config import GpuSpec
-from fastroof.config.gpu import is_shipped
+from fastroof.config import GpuSpec, is_shipped
 from fastroof.engines import EngineProfile
 from fastroof.errors import PlanError
 from fastroof.memory.gpu_memory import NO_DRAFTS, Drafts, MemoryUse, most_that_start, plan_memory

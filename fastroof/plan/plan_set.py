@@ -241,11 +241,10 @@ def support_rows(
     engines: Iterable[EngineProfile | str],
     *,
     dtypes: Sequence[str] = FORMATS,
-    layouts: Sequence[Layout] | None = None,
 ) -> Iterator[Support]:
     """Yield whether the kernels of every combination were measured."""
     for model, gpu, tables, engine in _combinations(models, gpus, engines):
-        yield from _of_model(model, gpu, tables, engine, dtypes, layouts or default_layouts(model))
+        yield from _of_model(model, gpu, tables, engine, dtypes, default_layouts(model))
 
 
 def best_support(

@@ -59,22 +59,16 @@ class SimulatedRun(Protocol):
         """Standard error of its steps."""
 
 
-def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]:
+def run_energy(self: SimulatedRun) -> dict[str, Any]:
     """Return the energy of the run.
-
-    Parameters
-    ----------
-    gpu_s : float, optional
-        Seconds of all GPUs, busy and idle (default: those of all replicas over the whole duration, or while
-        an autoscaler holds them).
 
     Returns
     -------
     dict
-        ``joules`` of all GPUs, of which ``busy_joules`` in steps and ``idle_joules`` in the rest of the
-        duration; ``joules_per_token`` of finished requests' outputs; ``watts_per_gpu``; ``relative_error``,
-        one standard error of power and step times; and ``basis``, ``measured`` or ``modelled``, as in
-        :meth:`fastroof.StepPlan.energy`.
+        ``joules`` of all GPUs over the duration, or while an autoscaler holds them, of which ``busy_joules``
+        in steps and ``idle_joules`` in the rest; ``joules_per_token`` of finished requests' outputs;
+        ``watts_per_gpu``; ``relative_error``, one standard error of power and step times; and ``basis``,
+        ``measured`` or ``modelled``, as in :meth:`fastroof.StepPlan.energy`.
 
     Raises
     ------
@@ -86,14 +80,12 @@ def run_energy(self: SimulatedRun, gpu_s: float | None = None) -> dict[str, Any]
         check_power(part.plan.gpu, SimulationError)
         if part.has_drafts:
             raise SimulationError("energy of a run needs speculation=None: the power of drafts is unknown")
-    given_s = sum(part.gpu_s for part in parts)
-    whole_s = given_s if gpu_s is None else gpu_s
-    share = whole_s / given_s if gpu_s is not None and given_s > 0.0 else 1.0
+    whole_s = sum(part.gpu_s for part in parts)
     busy_j = idle_j = 0.0
     for part in parts:
         joules, busy_s = (0.0, 0.0) if part.outcomes is None else _busy_of(part, part.outcomes)
         busy_j += joules
-        idle_j += max(part.gpu_s * share - busy_s, 0.0) * part.plan.gpu.idle_w
+        idle_j += max(part.gpu_s - busy_s, 0.0) * part.plan.gpu.idle_w
     tokens = int(self.trace.output_tokens[self.times.is_finished].sum())
     return {
         "joules": busy_j + idle_j,

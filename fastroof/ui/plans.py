@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from fastroof.caching import BoundedCache
 from fastroof.checks import shown
-from fastroof.config import gpu_names, load_gpu
-from fastroof.config.gpu import is_shipped
+from fastroof.config import gpu_names, is_shipped, load_gpu
 from fastroof.errors import GpuError, ModelError
 from fastroof.file_access import FilesRead, recorded
 from fastroof.models import load_model, model_names

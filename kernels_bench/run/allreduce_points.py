@@ -10,10 +10,7 @@ from kernels_bench.operators.communication import ALLREDUCE, COLLECTIVE
 from kernels_bench.protocol import Point
 
 NUM_GPUS: Final = (2, 4, 8)
-MESSAGE_BYTES: Final = {
-    "nccl": tuple(2**power for power in range(8, 30)),
-    "gloo": tuple(2**power for power in range(8, 17, 2)),
-}
+MESSAGE_BYTES: Final = {"nccl": [2**n for n in range(8, 30)], "gloo": [2**n for n in range(8, 17, 2)]}
 """Messages by backend; gloo proves the harness on a CPU."""
 MODES: Final = {"nccl": {"graph": "vllm", "nccl": "nccl"}, "gloo": {"eager": "gloo"}}
 """Modes of all-reduces on GPUs and on a CPU, and who launches each: ``graph`` is an engine's own."""

@@ -6,7 +6,6 @@ import pytest
 
 from fastroof import compile_plan, load_model, load_tables
 from fastroof.errors import MissingTableError
-from fastroof.models import Layout
 from fastroof.plan.plan_set import STATUSES, best_support, default_layouts, support_rows
 
 
@@ -76,7 +75,7 @@ def test_measured_means_a_plan_without_the_datasheet(rows):
 
 def test_modelled_means_that_a_table_is_missing():
     model = load_model("llama-3.1-8b")
-    row = next(support_rows([model], ["h100"], ["vllm"], dtypes=("int8",), layouts=[Layout()]))
+    row = next(support_rows([model], ["h100"], ["vllm"], dtypes=("int8",)))
     assert row.status == "modelled"
     with pytest.raises(MissingTableError):
         compile_plan(model, "h100", load_tables("h100"), dtype="int8", engine="vllm")

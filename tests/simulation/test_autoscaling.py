@@ -140,6 +140,9 @@ def test_gpu_hours_are_the_replicas_over_time(day: Simulation) -> None:
     assert scaling["started"] > 2
     assert scaling["stopped"] > 2
     assert 0 < answers["busy"] <= 1
+    # a replica that stopped draws nothing
+    energy = day.energy()
+    assert energy["watts_per_gpu"] * day.gpu_hours * 3600 == pytest.approx(energy["joules"])
 
 
 def test_it_costs_less_than_a_fleet_at_the_peak_and_limits_show_whether_it_serves(
