@@ -14,9 +14,9 @@ from typing import Any, Final
 import numpy as np
 
 import fastroof
-from fastroof.backends.dynamo import BLOCK_TOKENS, MAX_BATCH_SIZE, decodes_beside, write_dynamo_profile
+from fastroof.backends.dynamo import write_dynamo_profile
+from fastroof.backends.mixed_steps import decodes_beside, settings_of
 from fastroof.simulation.fleet_run import run_engine
-from fastroof.simulation.settings import EngineSettings
 from tests.examples.dynamo import engine
 
 INPUT, OUTPUT, REQUESTS = 1024, 128, 1000
@@ -32,13 +32,6 @@ def replay_errors(
     """
     lengths = {"prompt_len": INPUT, "output_len": OUTPUT}
     running = decodes_beside(plan, rate_per_s=rate_per_s, **lengths)
-    settings = EngineSettings(
-        num_gpu_blocks=plan.memory.max_kv_tokens // BLOCK_TOKENS,
-        block_size=BLOCK_TOKENS,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        max_num_seqs=MAX_BATCH_SIZE,
-        async_scheduling=False,
-    )
     errors = {}
     for name, decodes in (("alone", None), ("rate", running)):
         path = folder / f"{name}.npz"
@@ -49,7 +42,7 @@ def replay_errors(
         )  # fmt: skip
         arrival_s = np.array([one["arrival_time_ms"] for one in report.per_request]) / 1e3
         trace = fastroof.Trace(arrival_s, np.full(REQUESTS, INPUT), np.full(REQUESTS, OUTPUT))
-        seen = run_engine(plan, trace, settings)
+        seen = run_engine(plan, trace, settings_of(plan))
         ttft_ms = float((seen.first_us - seen.arrival_us).mean()) / 1e3
         tpot_ms = float((seen.last_us - seen.first_us).mean()) / (OUTPUT - 1) / 1e3
         summary = report.summary

@@ -7,6 +7,7 @@
 ``frontier``        a predictor for Frontier, co-located or prefill and decode apart
 ``sglang``          a predictor for the SGLang simulator, in its process or as its model file
 ``dynamo``          profiles for Dynamo's mocker
+``aisimulate``      tables of whole steps for AISimulate
 ``llmservingsim``   profiles for LLMServingSim
 ``llm_d``           settings for llm-d-inference-sim
 ``vllm_engine``     vLLM without a GPU: its executor with a plan's times

@@ -1,4 +1,4 @@
-"""Profiles for Dynamo's mocker and AISimulate: a plan's step times on the grids that their reader needs.
+"""Profiles for Dynamo's mocker: a plan's step times on the grids that their reader needs.
 
 The reader is native: ``PerfModel`` in lib/mocker/src/common/perf_model.rs (ai-dynamo/dynamo@f80944a4), as
 built into ai-dynamo-runtime 1.6.1. What it asks of a file, and when, was tried on that build.
@@ -15,15 +15,11 @@ import numpy as np
 
 from fastroof.arrays import Floats, Longs
 from fastroof.atomic_files import write_output
-from fastroof.backends.plan_facts import check_decodes_alone
+from fastroof.backends.mixed_steps import MAX_BATCH_SIZE, added_us, size_of, sizes_of
 from fastroof.backends.releases import warn_of_release
-from fastroof.checks import is_number, shown, whole_number
-from fastroof.errors import BackendError, PlanRangeError
-from fastroof.run import StepBatch
-from fastroof.simulation.fleet_run import run_engine
-from fastroof.simulation.settings import EngineSettings
-from fastroof.traces.trace import Trace
-from fastroof.units import US_PER_MS, US_PER_S
+from fastroof.checks import whole_number
+from fastroof.errors import BackendError
+from fastroof.units import US_PER_MS
 
 if TYPE_CHECKING:
     from fastroof.plan import StepPlan
@@ -32,18 +28,10 @@ if TYPE_CHECKING:
 LEAST_DECODE_MS: Final = 1.0
 """The mocker's shortest decode step, ms, whatever the file says."""
 
-MAX_BATCH_SIZE: Final = 256
-"""The mocker's default max_num_seqs."""
-
 POINTS: Final = 24
 """Grid points for each doubling: interpolating between them has a mean error of 0.1 to 0.2 %."""
 
 MOST_POINTS: Final = 128
-
-BLOCK_TOKENS: Final = 64
-"""The mocker's default block_size."""
-
-SIMULATED_REQUESTS: Final = 2000
 
 
 def dynamo_profile(
@@ -81,10 +69,10 @@ def dynamo_profile(
     points : int
         Grid points for each doubling of tokens, 1 to 128.
     beside : (int, int), optional
-        How many decodes usually run, and the tokens that each attends to, see :func:`decodes_beside`: prefill
-        times become what new tokens add to a step of those, which is what the mocker adds. Then lone prompts
-        are too fast. By default they are what the new tokens take by themselves: right for those, too slow
-        with decodes.
+        How many decodes usually run, and the tokens that each attends to, see
+        :func:`fastroof.backends.mixed_steps.decodes_beside`: prefill times become what new tokens add to a
+        step of those, which is what the mocker adds. Then lone prompts are too fast. By default they are
+        what the new tokens take by themselves: right for those, too slow with decodes.
 
     Returns
     -------
@@ -123,25 +111,11 @@ def dynamo_profile(
     >>> bool(profile["decode_itl"][at] == plan.decode_us(64, 4096) / 1e3)
     True
     """
-    running = None if beside is None else _decodes(plan, beside)
-    if running is None:
-        check_decodes_alone(plan, "Dynamo's mocker")
-    most_new = _size("max_isl", plan.max_num_batched_tokens if max_isl is None else max_isl, 2)
-    most_batch = _size("max_batch_size", max_batch_size, 1)
-    for name, size, limit in (
-        ("max_isl", most_new, "max_num_batched_tokens"),
-        ("max_batch_size", most_batch, "max_num_seqs"),
-    ):
-        if size > getattr(plan, limit):
-            raise PlanRangeError(
-                f"{name} is {size}, the plan times up to {getattr(plan, limit)}: "
-                f"compile_plan(..., {limit}={size}) or a smaller {name}"
-            )
-    longest = _size("max_context", plan.model.max_position if max_context is None else max_context, 2)
-    most_kv = _size("max_kv_tokens", most_batch * longest if max_kv_tokens is None else max_kv_tokens, 2)
+    most_new, most_batch, longest, running = sizes_of(
+        plan, "Dynamo's mocker", max_isl, max_batch_size, max_context, beside
+    )
+    most_kv = size_of("max_kv_tokens", most_batch * longest if max_kv_tokens is None else max_kv_tokens, 2)
     points = whole_number("points", points, most=MOST_POINTS, error=BackendError)
-    if running is not None:
-        most_new = min(most_new, plan.max_num_batched_tokens - running[0])
     lengths = np.arange(1, most_new + 1)
     # one set of nodes for both axes: a batch of 1, and of any power of 2, runs through nodes
     doublings = np.arange(0, points * np.log2(max(most_kv, longest)) + 1)
@@ -156,72 +130,6 @@ def dynamo_profile(
         "decode_context_length": contexts.astype(np.float64),
         "decode_itl": _decode_us(plan, active[:, None], contexts[None, :], most_batch) / US_PER_MS,
     }
-
-
-def decodes_beside(
-    plan: StepPlan,
-    *,
-    rate_per_s: float,
-    prompt_len: int,
-    output_len: int,
-    max_batch_size: int = MAX_BATCH_SIZE,
-) -> tuple[int, int]:
-    """Find the decodes that run next to prompts at a rate of requests: ``beside`` for :func:`dynamo_profile`.
-
-    Parameters
-    ----------
-    plan : StepPlan
-        What times the steps.
-    rate_per_s : float
-        Requests a second, which come at random.
-    prompt_len, output_len : int
-        Tokens of each request.
-    max_batch_size : int
-        The mocker's max_num_seqs.
-
-    Returns
-    -------
-    (int, int)
-        Mean number of decodes, 1 to max_batch_size, and the tokens that each attends to.
-
-    Raises
-    ------
-    BackendError
-        If the rate is not a positive number, or a length is not an integer of at least 1.
-    SimulationError
-        If the engine never has room for such a request.
-
-    Notes
-    -----
-    By Little's law, the rate times the mean time between the first and the last token, of 2,000 requests that
-    fastroof simulates in the mocker's engine: synchronous, with chunked prefill and blocks of 64 tokens.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-    >>> decodes, kv_len = decodes_beside(plan, rate_per_s=20, prompt_len=1024, output_len=128)
-    >>> 30 <= decodes <= 38, kv_len
-    (True, 1088)
-    """
-    prompt, output = _size("prompt_len", prompt_len, 1), _size("output_len", output_len, 1)
-    if not is_number(rate_per_s) or not 0 < rate_per_s < np.inf:
-        raise BackendError(
-            f"rate_per_s must be a positive number of requests a second, got {shown(rate_per_s)}"
-        )
-    arrival_s = np.random.default_rng(0).exponential(1 / rate_per_s, SIMULATED_REQUESTS).cumsum()
-    trace = Trace(arrival_s, np.full(SIMULATED_REQUESTS, prompt), np.full(SIMULATED_REQUESTS, output))
-    batch = _size("max_batch_size", max_batch_size, 1)
-    settings = EngineSettings(
-        num_gpu_blocks=plan.memory.tokens_beside_states(batch) // BLOCK_TOKENS,
-        block_size=BLOCK_TOKENS,
-        max_num_batched_tokens=plan.max_num_batched_tokens,
-        max_num_seqs=batch,
-        async_scheduling=False,
-    )
-    seen = run_engine(plan, trace, settings)
-    decodes = rate_per_s * float((seen.last_us - seen.first_us).mean()) / US_PER_S
-    return min(max(1, round(decodes)), batch), prompt + output // 2
 
 
 def write_dynamo_profile(plan: StepPlan, path: str | Path, **limits: Any) -> dict[str, Floats]:
@@ -263,10 +171,6 @@ def write_dynamo_profile(plan: StepPlan, path: str | Path, **limits: Any) -> dic
     return profile
 
 
-def _size(name: str, value: Any, least: int) -> int:
-    return whole_number(name, value, least, error=BackendError)
-
-
 def _prefill_us(
     plan: StepPlan, lengths: Longs, prompt_len: int | None, running: tuple[int, int] | None
 ) -> Floats:
@@ -274,37 +178,13 @@ def _prefill_us(
     if prompt_len is None:
         counts, prompts, contexts = np.ones_like(lengths), lengths, np.zeros_like(lengths)
     else:
-        whole, rest = np.divmod(lengths, _size("prompt_len", prompt_len, 1))
+        whole, rest = np.divmod(lengths, size_of("prompt_len", prompt_len, 1))
         counts = whole + (rest > 0)
         ends = np.cumsum(counts)
         prompts = np.full(ends[-1], prompt_len)
         prompts[ends[rest > 0] - 1] = rest[rest > 0]
         contexts = (prompt_len - prompts) // 2
-    if running is None:
-        return plan.step_us(StepBatch(prompts, contexts, np.r_[0, np.cumsum(counts)]))
-    decodes, kv_len = running
-    starts = np.repeat(np.cumsum(counts) - counts, decodes)
-    new, before = np.insert(prompts, starts, 1), np.insert(contexts, starts, kv_len - 1)
-    together_us = plan.step_us(StepBatch(new, before, np.r_[0, np.cumsum(counts + decodes)]))
-    # a jagged kernel may be faster for more rows; the mocker's times do not fall below nothing
-    return np.maximum(together_us - plan.decode_us(decodes, kv_len), 0.0)
-
-
-def _decodes(plan: StepPlan, beside: tuple[int, int]) -> tuple[int, int]:
-    if not isinstance(beside, tuple) or len(beside) != 2:
-        raise BackendError(
-            f"beside must be the decodes that run and their tokens, as (32, 4096), got {beside!r}"
-        )
-    decodes, kv_len = (
-        _size("the decodes of beside", beside[0], 1),
-        _size("the tokens of beside", beside[1], 1),
-    )
-    most = min(plan.max_num_seqs, plan.max_num_batched_tokens - 1)
-    if decodes > most:
-        raise PlanRangeError(
-            f"{decodes} decodes with new tokens are more than the {most} that the plan times"
-        )
-    return decodes, kv_len
+    return added_us(plan, counts, prompts, contexts, running)
 
 
 def _decode_us(plan: StepPlan, active: Longs, context: Longs, max_batch_size: int) -> Floats:

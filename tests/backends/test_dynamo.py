@@ -13,13 +13,8 @@ from typer.testing import CliRunner
 
 from benchmarks.upstream.dynamo import replay_errors
 from fastroof import BackendError, PlanRangeError, StepBatch, StepPlan, Tables, compile_plan
-from fastroof.backends.dynamo import (
-    LEAST_DECODE_MS,
-    MAX_BATCH_SIZE,
-    decodes_beside,
-    dynamo_profile,
-    write_dynamo_profile,
-)
+from fastroof.backends.dynamo import LEAST_DECODE_MS, dynamo_profile, write_dynamo_profile
+from fastroof.backends.mixed_steps import MAX_BATCH_SIZE, decodes_beside
 from fastroof.cli import app
 from tests.examples import dynamo as dynamo_example
 

@@ -37,13 +37,22 @@ NEEDED: Final = (
     "workload_kind", "tp", "pp", "dp", "moe_ep", "batch_size", "total_prefill_tokens",
     "total_kv_read_tokens", "latency_ms",
 )  # fmt: skip
-FURTHER: Final = ("cp", "partition_policy", "kv_seed_regime", "execution_profile", "moe_tp")
+FURTHER: Final = (
+    "cp", "partition_policy", "kv_seed_regime", "execution_profile", "moe_tp", "moe_quant_mode",
+)  # fmt: skip
 _SIZES: Final = ("tp", "pp", "dp", "moe_ep", "batch_size")
 _TOKENS: Final = ("total_prefill_tokens", "total_kv_read_tokens")
 MOST_ROWS: Final = 2**20
 LARGEST_SIZE: Final = 2**30
 MOST_REQUESTS: Final = 2**16
 MOST_MS: Final = 1e6
+
+MODES: Final[Mapping[str, tuple[str, str]]] = {
+    "bf16": ("bfloat16", "bfloat16"),
+    "mxfp4": ("bfloat16", "w4a16_mxfp4"),
+    **{name: (name, name) for name in ("fp8", "fp8_block", "int4_wo", "nvfp4", "nvfp4_wo")},
+}
+"""Formats and the package's words for those of their GEMMs and experts."""
 
 _DTYPES: Final = {"bfloat16": "bf16", "fp8_static": "fp8", "fp8_ootb": "fp8"}
 """The package's words for formats that have another name here."""
@@ -69,11 +78,12 @@ def _verify(path: Path) -> None:
 
 
 def _steps(path: Path, rows: list[dict[str, Any]]) -> Iterator[MeasuredStep]:
-    cases: dict[tuple[str, str, str, str], tuple[str, str, EngineProfile, str]] = {}
+    cases: dict[tuple[str, str, str, str, str], tuple[str, str, EngineProfile, str]] = {}
     for number, row in enumerate(rows, start=1):
         where = f"{path}, row {number}"
         _check(where, row)
-        key = (row["model_path"], row["backend"], row["backend_version"], row["gemm_quant_mode"])
+        modes = row["gemm_quant_mode"], str(row.get("moe_quant_mode"))
+        key = (row["model_path"], row["backend"], row["backend_version"], *modes)
         if key not in cases:
             cases[key] = _deployment(where, *key)
         dtype, plan_dtype, profile, left_out = cases[key]
@@ -104,12 +114,13 @@ def _check(where: str, row: Mapping[str, Any]) -> None:
 
 
 def _deployment(
-    where: str, model: str, backend: str, version: str, gemm: str
+    where: str, model: str, backend: str, version: str, gemm: str, experts: str
 ) -> tuple[str, str, EngineProfile, str]:
     """Return a deployment's dtype, its plan's, its profile, and why no plan represents it."""
     assert backend in serving_engines()
     profile = engine_of_version(backend, version)
-    dtype = _DTYPES.get(gemm, gemm)
+    named = [dtype for dtype, modes in MODES.items() if modes == (gemm, experts)]
+    dtype = named[0] if named else _DTYPES.get(gemm, gemm)
     if dtype not in DTYPES:
         return dtype, dtype, profile, f"GEMMs in {gemm} are not modelled; valid are {', '.join(DTYPES)}"
     try:
