@@ -8,6 +8,7 @@ Needs fastroof and aisimulate in one environment; rows are those of the scripts 
 from __future__ import annotations
 
 import json
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -71,8 +72,8 @@ def poisson(rate_per_s: float) -> fastroof.Trace:
 
 
 def main() -> None:
-    """Print a row for each model, rate and table."""
-    release = version("aisimulate")
+    """Print the range of errors of each kind of table, and on stderr those of each model and rate."""
+    errors: dict[str, list[list[float]]] = {"alone": [], "rate": []}
     for model, name, options, rates in CASES:
         plan = fastroof.compile_plan(model, "h100", **options)
         for rate_per_s in rates:
@@ -82,13 +83,20 @@ def main() -> None:
             for prefill, decodes in (("alone", None), ("rate", running)):
                 with TemporaryDirectory() as folder:
                     theirs = predicted(plan, name, trace, decodes, Path(folder))
-                errors = [their / our - 1 for their, our in zip(theirs, ours, strict=True)]
+                found = [100 * (their / our - 1) for their, our in zip(theirs, ours, strict=True)]
+                errors[prefill].append(found)
                 print(
-                    f"| AISimulate, {model}, prefill {prefill}, {rate_per_s:g} requests/s | {release} | mean "
-                    "TTFT {:+.1%}, mean TPOT {:+.1%}, tokens/s {:+.1%}".format(*errors)
-                    + f" | {max(map(abs, errors)):.2%} |",
-                    flush=True,
+                    model,
+                    prefill,
+                    f"{rate_per_s:g} requests/s",
+                    *map("{:+.1f} %".format, found),
+                    file=sys.stderr,
                 )
+    for prefill, found_of in errors.items():
+        ranges = zip(("mean TTFT", "mean TPOT", "tokens/s"), zip(*found_of, strict=True), strict=True)
+        words = ", ".join(f"{figure} {min(of):+.1f} to {max(of):+.1f} %" for figure, of in ranges)
+        worst = np.abs(found_of).max()
+        print(f"| AISimulate, prefill {prefill} | {version('aisimulate')} | {words} | {worst:.2f} % |")
 
 
 if __name__ == "__main__":
