@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 BACKEND_VERSIONS: Final = {"vllm": "0.24.0", "sglang": "0.5.14", "trtllm": "1.3.0rc20"}
-"""What the release calls the current version of each engine."""
+"""What the release calls the current version of each engine; those of A100 and B60 are others."""
 
 SIDECAR: Final = {
     "schema_name": "aic_fpm_forward_perf",
@@ -46,6 +46,8 @@ SIDECAR: Final = {
 
 BOUND_TO_CONFIGS: Final = ("DeepseekV41ForCausalLM", "Glm5NextForConditionalGeneration")
 """Architectures whose rows carry a digest of the checkpoint's config."""
+
+KV_MODES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
 
 TOKEN_POINTS, KV_POINTS = 8, 4
 """Points for each doubling of the new tokens of prompts, and of the cached tokens of decodes."""
@@ -193,8 +195,10 @@ def _identity(plan: StepPlan, backend_version: str | None, model: str | None) ->
     lacks = []
     if backend not in BACKEND_VERSIONS:
         lacks.append(f"engine {plan.profile.name} (valid: {', '.join(BACKEND_VERSIONS)})")
-    if plan.dtype not in MODES or plan.kv_dtype not in MODES:
-        lacks.append(f"{plan.dtype} with KV cache in {plan.kv_dtype} (valid: {', '.join(MODES)})")
+    if plan.dtype not in MODES:
+        lacks.append(f"format {plan.dtype} (valid: {', '.join(MODES)})")
+    if plan.kv_dtype not in KV_MODES:
+        lacks.append(f"KV cache in {plan.kv_dtype} (valid: {', '.join(KV_MODES)})")
     if layout.cp > 1:
         lacks.append(f"context parallelism over {layout.cp} GPUs")
     if plan.model.architecture in BOUND_TO_CONFIGS:
@@ -214,7 +218,7 @@ def _identity(plan: StepPlan, backend_version: str | None, model: str | None) ->
         "moe_quant_mode": experts,
         "fmha_quant_mode": "bfloat16",
         "comm_quant_mode": "half",
-        "kv_cache_dtype": MODES[plan.kv_dtype][0],
+        "kv_cache_dtype": KV_MODES[plan.kv_dtype],
         "tp": layout.tp,
         "pp": layout.pp,
         "dp": layout.dp,
@@ -251,10 +255,11 @@ def _engine(
             "kvcache_quant_mode": identity["kv_cache_dtype"],
         },
     }
-    names = {"model": "model_path", "hardware": "system"}
-    names |= {name: name for name in ("backend", "backend_version")}
     return {
-        **{name: identity[column] for name, column in names.items()},
+        "model": identity["model_path"],
+        "hardware": identity["system"],
+        "backend": identity["backend"],
+        "backend_version": identity["backend_version"],
         "context_length": longest,
         "workers": {"aggregated": worker},
     }

@@ -60,7 +60,7 @@ def test_rows_added_to_decodes_are_left_out(tmp_path: Path) -> None:
     ("model", "gpu", "options", "words"),
     [
         ("llama-3.1-8b", "h100", {"engine": "kernels"}, "engine kernels"),
-        ("llama-3.1-8b", "h100", {"dtype": "int8_wo"}, "int8_wo with KV cache in bf16"),
+        ("llama-3.1-8b", "h100", {"dtype": "int8_wo"}, "format int8_wo"),
         ("llama-3.1-8b", "mi300x", {"engine": "vllm"}, "no package has tables of mi300x"),
     ],
 )
