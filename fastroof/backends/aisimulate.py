@@ -1,9 +1,10 @@
 """Tables for AISimulate: a plan's steps as the whole-forward parquet of ``fpm_interpolation``.
 
-The format is that of fastroof.evidence.steps.pass_tables, schema 6. The reader is native: FpmForwardOp and
-FpmForwardTable in crates/core/src/perfmodel/operators/fpm_forward.rs and perf_database/fpm_forward.rs of
-ai-dynamo/aisimulate@0647f740 (Apache-2.0); how its engine asks, predict_prefill_duration of
-crates/core/src/engine/scheduler. What it takes was tried on aisimulate 0.13.0.dev202610270000000085.
+The format is that of fastroof.evidence.steps.pass_tables, schema 6. The reader is native: FpmForwardTable in
+crates/core/src/perfmodel/perf_database/fpm_forward.rs at 0647f740 and FpmForwardOp in
+operators/fpm_forward.rs at 028e34b9 of ai-dynamo/aisimulate (Apache-2.0); how its engine
+asks, predict_prefill_duration of crates/core/src/engine/scheduler. What it takes was tried on aisimulate
+0.13.0.dev202610270000000085.
 """
 
 from __future__ import annotations
