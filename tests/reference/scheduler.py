@@ -121,6 +121,14 @@ class Scheduler:
     def turn_to(self, lane: int, now_us: float, begins_us: float) -> None:
         """Let a lane make the next step, which begins at a time."""
         self.lane, self.now_us, self.begins_us = lane, now_us, begins_us
+        # the prompt that another lane cut goes on in this one
+        if (self.settings.order == "mixed" or self.has_slot) and not any(one.is_cut for one in self.running):
+            for other in self.lanes:
+                cut = next((one for one in other if one.is_cut), None)
+                if cut is not None:
+                    other.remove(cut)
+                    self.running.append(cut)
+                    break
         # one that was preempted starts with room for all of it; else lanes may preempt forever
         lost = len(self.lanes) > 1 and any(one.preemptions for one in self.waiting)
         self.admits_whole = self.settings.admit_whole_prompt or lost

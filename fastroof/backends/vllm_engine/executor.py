@@ -86,7 +86,8 @@ class PlanExecutor(Executor):  # type: ignore[misc]
 
     def _init_executor(self) -> None:
         self.plan, self.clock = plan_of(self.vllm_config), Clock()
-        self._free_s = 0.0
+        self._paced = self.plan.bottleneck
+        self._stages_free_s = [0.0] * self.parallel_config.pipeline_parallel_size
         self._prompts: dict[str, int] = {}
         self._rows: list[Row] = []
         scheduler, memory = self.scheduler_config, self.plan.memory
@@ -138,15 +139,18 @@ class PlanExecutor(Executor):  # type: ignore[misc]
     def sample_tokens(self, grammar_output: Any, non_block: bool = False) -> Any:
         """Return the tokens of the step when it ends."""
         rows = self._rows
-        step_us = self.plan.step_scalar([row.new_tokens for row in rows], [row.context_len for row in rows])
-        # a step that is scheduled early begins when the one before it ends
-        self._free_s = max(self.clock.now_s(), self._free_s) + step_us / US_PER_S
+        step_us = self._paced.step_scalar([row.new_tokens for row in rows], [row.context_len for row in rows])
+        # a step that is scheduled early follows the one before it through the stages
+        end_s, stages = self.clock.now_s(), len(self._stages_free_s)
+        for stage, free_s in enumerate(self._stages_free_s):
+            end_s = max(end_s, free_s) + step_us / stages / US_PER_S
+            self._stages_free_s[stage] = end_s
         answer = ModelRunnerOutput(
             req_ids=[row.request for row in rows],
             req_id_to_index={row.request: place for place, row in enumerate(rows)},
             sampled_token_ids=[[ANY_TOKEN] if row.samples else [] for row in rows],
         )
-        step = Step(self.clock, self._free_s, answer)
+        step = Step(self.clock, end_s, answer)
         return step if non_block else step.result()
 
     def check_health(self) -> None:
@@ -199,14 +203,15 @@ def plan_of(config: VllmConfig) -> StepPlan:
     for name, words in _UNSUPPORTED:
         if getattr(config, name) is not None:
             raise BackendError(f"{words} cannot run without a GPU here; leave out vLLM's {name}")
-    if parallel.pipeline_parallel_size * parallel.data_parallel_size > 1:
-        raise BackendError("pp and dp cannot run without a GPU here; start one server for each copy")
+    if parallel.data_parallel_size > 1:
+        raise BackendError("dp cannot run without a GPU here; start one server for each copy")
     model = config.model_config.model
     folder = Path(model)
     tp = parallel.tensor_parallel_size
     options: dict[str, Any] = {
         "model": str(folder / "config.json") if folder.is_dir() else model,
         "tp": tp,
+        "pp": parallel.pipeline_parallel_size,
         "ep": tp if parallel.enable_expert_parallel else 1,
         "max_num_batched_tokens": max(scheduler.max_num_batched_tokens, 8192),
         "max_num_seqs": max(scheduler.max_num_seqs, 1024),

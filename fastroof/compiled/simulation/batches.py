@@ -5,10 +5,12 @@ of all ranks, or more, depending on the engine's rules (fastroof.compiled.expert
 requests waits. A request is assigned to a rank when the engine sees it. Prompts may wait for those of other
 ranks.
 
-With pipeline stages, as many batches are on their way through them. A request stays in the batch that
-admitted it. When a batch leaves the last stage, its tokens are seen, its next step is scheduled, and then
-those of batches without requests; all share the waiting requests and the blocks. Every stage takes an equal
-part of a step's time:
+With pipeline stages, as many batches are on their way through them. Chunks of a prompt that is cut go to one
+batch after the other and follow each other through the stages (vLLM 0.33, vllm/v1/core/sched/scheduler.py;
+SGLang 0.5.23, chunked_req of srt/managers/scheduler.py); the batch of the last chunk keeps the request. When
+a batch leaves the last stage, its tokens are seen, its next step is scheduled, and then those of batches
+without requests; all share the waiting requests and the blocks. Every stage takes an equal part of a step's
+time:
 
     end[batch, stage] = max(end[batch - 1, stage], end[batch, stage - 1]) + time[batch] / stages
 
@@ -22,6 +24,7 @@ from __future__ import annotations
 from fastroof.arrays import Floats
 from fastroof.compiled.expert_rows import RankRules, seen_tokens, wait_for_others_us
 from fastroof.compiled.jit import jit_stateful, jit_stateful_inline
+from fastroof.compiled.simulation.lanes import take_cut_prompt
 from fastroof.compiled.simulation.records import HOLD_NEW, HOLD_PROMPTS, RUN_ALL, Fleet, Parts, Row, Rows
 from fastroof.compiled.simulation.scheduler import (
     decodes_run,
@@ -41,15 +44,9 @@ def ranks_in(fleet: Fleet, pool: Row) -> int:
 
 
 @jit_stateful_inline
-def _lane_at(fleet: Fleet, engine: Row, rank: int, batch: int) -> int:
-    """Return the place of a lane."""
-    return int(fleet.ranks[engine.first_rank + rank].first_lane + batch)
-
-
-@jit_stateful_inline
 def _flight_of(fleet: Fleet, engine: Row, rank: int, batch: int) -> int:
     """Return the place of a lane's newest step in flight."""
-    lane = fleet.lanes[_lane_at(fleet, engine, rank, batch)]
+    lane = fleet.lanes[fleet.ranks[engine.first_rank + rank].first_lane + batch]
     return int(lane.flights_at + ((lane.oldest + lane.in_flight - 1) & 1))
 
 
@@ -147,6 +144,11 @@ def _make_steps(
     begins_us: float,
 ) -> float:
     """Schedule a batch's next step on all ranks. Returns its time, us; 0 without requests."""
+    if fleet.has.stages > 0 and pool.stages > 1:
+        for r in range(ranks_in(fleet, pool)):
+            rank = fleet.ranks[engine.first_rank + r]
+            for other in range(pool.stages):
+                take_cut_prompt(on, fleet.lanes, rank, pool, requests, batch, other)
     holds_all = RUN_ALL
     if fleet.has.ranks > 0 and pool.balance_steps > 0:
         begin = _prompts_begin(fleet, pool, engine, on, batch, requests, now_us)
@@ -173,7 +175,7 @@ def _make_steps(
 def _is_busy(fleet: Fleet, pool: Row, engine: Row, batch: int) -> bool:
     """Whether a batch has a step in flight."""
     for r in range(ranks_in(fleet, pool)):
-        if fleet.lanes[_lane_at(fleet, engine, r, batch)].in_flight > 0:
+        if fleet.lanes[fleet.ranks[engine.first_rank + r].first_lane + batch].in_flight > 0:
             return True
     return False
 

@@ -99,6 +99,26 @@ def take_slot(on: Parts, lane: Row, rank: Row, requests: Rows, request: int, hel
 
 
 @jit_stateful_inline
+def take_cut_prompt(
+    on: Parts, lanes: Rows, rank: Row, pool: Row, requests: Rows, place: int, other: int
+) -> None:
+    """Let a rank's lane go on with the prompt that another one cut, if it has no cut prompt and a slot."""
+    lane, before = lanes[rank.first_lane + place], lanes[rank.first_lane + other]
+    slot, is_full = before.partial, pool.shares_slots == 0 and lane.running >= pool.max_num_seqs
+    if slot == NONE or lane.partial != NONE or is_full:
+        return
+    request, held = int(on.slots[slot].request), int(on.slots[slot].held)
+    unlink_order(on, before, slot)
+    free_slot(on, before, rank, slot)
+    before.partial = NONE
+    # it neither waits nor takes blocks
+    rank.waiting += 1
+    rank.free += held
+    lane.partial = take_slot(on, lane, rank, requests, request, held)
+    lane.partial_computed, lane.partial_whole = before.partial_computed, before.partial_whole
+
+
+@jit_stateful_inline
 def enter_decodes(on: Parts, lane: Row, pool: Row, slot: int, whole: int, remaining: int) -> None:
     """Let a request with ``whole`` computed tokens decode ``remaining`` more, from the next step on."""
     own = on.slots[slot]
