@@ -206,7 +206,7 @@ _GENERATIONS: Final = {
     "sm7": re.compile(r"v100.*|t4|rtx_20.*"),
     "sm8": re.compile(r"a\d+.*|l\d+s?|rtx_(30|40|a\d|\d000_ada|4500_ada).*"),
     "sm9": re.compile(r"(h100|h200|h20|h800|gh200).*"),
-    "sm10": re.compile(r"g?b[23]00"),
+    "sm10": re.compile(r"g?b[23]00|vr200"),
     "sm12": re.compile(r"rtx_(50|pro_).*|gb10"),
     "gfx9": re.compile(r"mi3.*"),
 }

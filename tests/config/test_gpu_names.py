@@ -131,6 +131,7 @@ def test_every_folder_has_the_name_in_its_file_and_spellings_are_unique() -> Non
         ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "rtx_pro_6000"),
         ("NVIDIA B300 SXM6 AC", "b300"),
         ("GB300 NVL72", "gb300"),
+        ("NVIDIA Vera Rubin NVL72", "vr200"),
         ("Intel Arc Pro B60", "b60"),
         ("AMD Instinct MI300X", "mi300x"),
     ],
