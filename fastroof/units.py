@@ -56,6 +56,12 @@ DTYPE_BYTES: Final[dict[str, float]] = {
 Scales of int4 are not counted: the checkpoint decides how many elements share one.
 """
 
+KV_BYTES: Final[dict[str, float]] = DTYPE_BYTES | {"int8_per_token_head": 1}
+"""Bytes of one element of the KV cache, by format."""
+
+KV_SCALE_BYTES: Final[dict[str, int]] = {"int8_per_token_head": 4}
+"""Further bytes of each key and each value of a head, by format: a float32 scale."""
+
 INPUT_BYTES: Final[dict[str, float]] = DTYPE_BYTES | {
     "fp8_wo": 2,
     "int8_wo": 2,

@@ -146,7 +146,9 @@ QUESTION: Final[Group] = {
         list[str], "Format of weights, as in fastroof step; repeatable.  [default: the checkpoint's]", "DTYPE"
     ),
     "kv_dtype": option(
-        list[str], "Format of the KV cache: bf16, fp8; repeatable.  [default: the checkpoint's]", "DTYPE"
+        list[str],
+        "KV cache: bf16, fp8, nvfp4, int8_per_token_head; repeatable.  [default: the checkpoint's]",
+        "DTYPE",
     ),
     "engine": option(
         list[str],

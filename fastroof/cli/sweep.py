@@ -89,7 +89,7 @@ KEYS: Final[Group] = {
     "replicas": _key("Number of replicas; or --gpus."),
     "total_gpus": _key("GPUs of the whole deployment.", "--gpus"),
     "dtype": _key("auto (the checkpoint's), bf16, fp8, fp8_block, nvfp4, ..."),
-    "kv_dtype": _key("auto (the engine's own), bf16, fp8."),
+    "kv_dtype": _key("auto (the engine's own), bf16, fp8, nvfp4, int8_per_token_head."),
     "engine": _key("Serving engines (see fastroof engines), or .toml files."),
     "isl": _key("Prompt length in tokens."),
     "osl": _key("Output length in tokens."),

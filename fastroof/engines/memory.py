@@ -13,6 +13,7 @@ from fastroof.engines.memory_by_card import (
     Card,
     ExpertPadding,
     GraphKind,
+    KvFormat,
     RunExtra,
     SparseCache,
     SparseWorkspace,
@@ -254,6 +255,7 @@ def _rows(name: str, made: type, given: Any) -> tuple[Any, ...]:
 _TABLES: Final[dict[str, type]] = {"graphs": GraphEstimate, "running": RunningLimit, "reserve": StaticReserve}
 _VERSIONED: Final[dict[str, type]] = {
     "auto_caches": AutoCache,
+    "kv_formats": KvFormat,
     "sparse_caches": SparseCache,
     "workspaces": SparseWorkspace,
     "expert_padding": ExpertPadding,
@@ -389,7 +391,7 @@ class KvMemory:
         Default maximum number of running requests, if the engine derives it; a table in TOML.
     reserve : StaticReserve, optional
         For the static rule; a table in TOML.
-    auto_caches, sparse_caches, workspaces, expert_padding, state_buffers, run_extras : tuple
+    auto_caches, kv_formats, sparse_caches, workspaces, expert_padding, state_buffers, run_extras : tuple
         Rules by version, card and architecture, see :mod:`fastroof.engines.memory_by_card`; tables in TOML.
     by_version : tuple of (str, tuple)
         Values of other versions: a range and its values; tables with ``versions`` in TOML.
@@ -445,6 +447,7 @@ class KvMemory:
     running: RunningLimit | None = None
     reserve: StaticReserve | None = None
     auto_caches: tuple[AutoCache, ...] = ()
+    kv_formats: tuple[KvFormat, ...] = ()
     sparse_caches: tuple[SparseCache, ...] = ()
     workspaces: tuple[SparseWorkspace, ...] = ()
     expert_padding: tuple[ExpertPadding, ...] = ()

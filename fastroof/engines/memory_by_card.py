@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Protocol, TypeVar
 
-from fastroof.checks import one_of, shown
+from fastroof.checks import is_whole_number, one_of, shown
 from fastroof.engines.values import check_fields, includes_newest
 from fastroof.errors import PlanError
 
@@ -94,6 +94,29 @@ class AutoCache(CardRule):
     """Whether ``auto`` means fp8 or bf16 for the KV cache where it is not the checkpoint's format."""
 
     fp8: bool = False
+
+
+@dataclass(frozen=True)
+class KvFormat(CardRule):
+    """A further format of the KV cache that the engine has for keys and values of heads.
+
+    Attributes
+    ----------
+    name : str
+        The format.
+    head_dims : tuple of int
+        Widths of heads that its kernels take; empty for any.
+    """
+
+    name: str = ""
+    head_dims: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        given = self.head_dims
+        if not isinstance(given, list | tuple) or not all(map(is_whole_number, given)):
+            raise PlanError(f"head_dims must be a list of whole numbers, got {shown(given)}")
+        object.__setattr__(self, "head_dims", tuple(given))
 
 
 @dataclass(frozen=True)

@@ -24,11 +24,12 @@ from fastroof.evidence.speculative_flags import (
     split_drafts,
 )
 from fastroof.models import Layout, ModelSpec, load_model
-from fastroof.models.execution import DTYPES
+from fastroof.models.execution import DTYPES, KV_DTYPES
 
 KV_FORMATS: Final[Mapping[str, str]] = {
     "fp8": "fp8", "fp8_e4m3": "fp8", "fp8_e5m2": "fp8", "fp8_inc": "fp8", "bf16": "bf16", "bfloat16": "bf16",
     "float16": "bf16", "fp16": "bf16", "half": "bf16",
+    **{name: name for name in KV_DTYPES},
 }  # fmt: skip
 ACTIVATIONS: Final = ("auto", "bfloat16", "bf16", "float16", "fp16", "half")
 CHECKPOINTS: Final = (

@@ -11,7 +11,7 @@ from fastroof.models.execution import Execution
 from fastroof.models.hf import checked_fields
 from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators.calls import AllReduce, AttentionCall, Call, Elementwise, Gemm, RowOperator
-from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
+from fastroof.units import ACTIVATION_BYTES, KV_BYTES, KV_SCALE_BYTES
 
 VARIANCE_BYTES = 4
 
@@ -134,7 +134,8 @@ class GroupedQueryAttention(Attention):
         head_bytes = float(self.head_dim * ACTIVATION_BYTES)
         qk_bytes = (shard.num_q_heads + shard.num_kv_heads) * head_bytes
         out_bytes = float(shard.o_in * ACTIVATION_BYTES)
-        write_bytes = float(self._kv_elements(layout)) * (ACTIVATION_BYTES + DTYPE_BYTES[kv_dtype])
+        write_bytes = float(self._kv_elements(layout)) * ACTIVATION_BYTES
+        write_bytes += self.kv_bytes_per_token(layout, kv_dtype)
         calls: list[Call] = [Elementwise("attention_norm", "attention rmsnorm", 1, 4.0 * hidden_bytes)]
         calls += linear_calls("qkv", "qkv_quantise", shard.qkv_out, hidden, execution)
         calls += self._norms(shard, qk_bytes, layout, execution.fused_norm_tokens)
@@ -176,7 +177,8 @@ class GroupedQueryAttention(Attention):
 
     def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
         """Return the KV-cache bytes per token of one layer on one GPU: keys and values."""
-        return self._kv_elements(layout) * DTYPE_BYTES[kv_dtype]
+        scales_bytes = 2 * self.shard(layout).num_kv_heads * KV_SCALE_BYTES.get(kv_dtype, 0)
+        return self._kv_elements(layout) * KV_BYTES[kv_dtype] + scales_bytes
 
     def _kv_elements(self, layout: Layout) -> int:
         """Return the number of key and value elements of a token on one GPU."""

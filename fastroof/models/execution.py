@@ -54,7 +54,9 @@ DTYPES: Final = (
 fp8 is per tensor, fp8_block per block of 128 x 128 weights, mxfp8 per 32 weights of a row. int8 is weights
 and activations; int8_wo, int4_wo and nvfp4_wo weights only; w4afp8 int4 weights and fp8 activations.
 """
-KV_DTYPES: Final = ("bf16", "fp8")
+KV_DTYPES: Final = ("bf16", "fp8", "nvfp4", "int8_per_token_head")
+"""Formats of the KV cache; the last two are for attention with keys and values of heads only."""
+MEASURED_KV: Final = KV_DTYPES[:2]
 
 ROUTINGS: Final = ("balanced", "power_law_1.01", "power_law_1.2")
 """Distribution of tokens over experts in the measured tables."""

@@ -48,7 +48,7 @@ from fastroof.operators.operator import (
 )
 from fastroof.pack.grids import BatchBound
 from fastroof.uncertainty.leave_one_out import PREFIX
-from fastroof.units import DTYPE_BYTES, US_PER_S
+from fastroof.units import US_PER_S
 
 _WINDOWS: Final = ((128, 64), (1024, 256), (8192, 128))
 """Windows of published models, and their head_dim."""
@@ -150,7 +150,7 @@ class AttentionPrefill(PlannedAttention):
 
     def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
         """Zero, and a query, an output, keys and values."""
-        width = DTYPE_BYTES[shape.kv_dtype]
+        width = shape.kv_bytes
         heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
         return 0.0, float(attention_bytes(*heads, 1, 1, 1, width))
 
@@ -242,7 +242,7 @@ class AttentionDecode(PlannedAttention):
 
     def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
         """A query and an output, and these with one key and value."""
-        width = DTYPE_BYTES[shape.kv_dtype]
+        width = shape.kv_bytes
         heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
         fixed, one = (float(decode_attention_bytes(*heads, kv_len, 1, width)) for kv_len in (0, 1))
         return fixed, one
@@ -321,7 +321,7 @@ class EncoderAttention(AttentionOperator):
         """B against (batch, tokens)."""
         square = float(decode_attention_flops(shape.num_q_heads, shape.head_dim, 1, 1)) / gpu.peak("bf16")
         heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
-        a_token = float(attention_bytes(*heads, 1, 1, 1, DTYPE_BYTES[shape.kv_dtype]))
+        a_token = float(attention_bytes(*heads, 1, 1, 1, shape.kv_bytes))
         return BatchBound(launch_us, square * US_PER_S, a_token / gpu.hbm_bytes_per_s * US_PER_S, 0.0)
 
     def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:

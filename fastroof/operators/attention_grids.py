@@ -3,7 +3,8 @@
 The unit of work is (sequence x KV head), so head shapes of one group size replace each other at equal batch x
 KV heads, and an unmeasured group size lies between its neighbours. A window that was not measured is borrowed
 from full attention at equal work: decode at min(kv_len, window), prompts longer than the window as chunks of
-as many tokens and pairs. A head_dim that nothing measured is modelled (origin 4) from the nearest one.
+as many tokens and pairs. A head_dim or a cache format that nothing measured is modelled (origin 4) from the
+nearest one.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fastroof.compiled.layout import GridNodes, GuidedGrid
 from fastroof.config.gpu import GpuSpec
 from fastroof.errors import LookupInputError, MissingTableError
 from fastroof.operators.attention_work import (
+    NEAREST_KV,
     HeadShape,
     attention_bytes_within,
     attention_flops,
@@ -81,6 +83,12 @@ WIDTH: Final = 0.22
 prefill, for vLLM on H100, B200, L40S and RTX PRO 6000, SGLang and TensorRT-LLM on H100 and L40S."""
 
 
+FORMAT: Final = {"attention_decode": 0.3, "attention_prefill": 0.55}
+"""Relative standard error of a cache format that nothing measured, assumed. TPOT with int8_per_token_head was
+4 % above and 11 % below that with fp8 (vLLM's pull requests 40633 and 38378); with nvfp4, decodes took 0.78
+and prompts 1.74 times those with fp8 on an RTX PRO 5000 (FlashInfer's issue 4269)."""
+
+
 FARTHEST_OCTAVES: Final = 1.0
 """Between a head_dim and one that it is modelled from: 64 or 256 from 128, as far as was judged."""
 
@@ -118,6 +126,15 @@ def nearest_width(target: HeadShape, measured: Sequence[HeadShape]) -> int:
     alike = {s.head_dim for s in measured if s.kv_dtype == target.kv_dtype and not s.window}
     found = nearest(target.head_dim, list(alike), SIZE)
     return next((donor.kernel for donor in found if donor.octaves <= FARTHEST_OCTAVES), 0)
+
+
+def nearest_format(target: HeadShape, measured: Sequence[HeadShape]) -> HeadShape:
+    """Return a head shape in the measured cache format that its own is modelled from; itself if measured."""
+    if any(s.kv_dtype == target.kv_dtype for s in measured):
+        return target
+    formats = {s.kv_dtype for s in measured}
+    nearest = next((one for one in NEAREST_KV.get(target.kv_dtype, ()) if one in formats), target.kv_dtype)
+    return target._replace(kv_dtype=nearest)
 
 
 def _kind_text(head_dim: int, kv_dtype: str, window: int) -> str:
@@ -168,7 +185,7 @@ def attention_errors(operator: AttentionOperator, tables: RowSource, shape: Head
         donors.append((shape.num_kv_heads / donor.num_kv_heads, _donor_errors(operator, tables, donor)))
         is_only_window = donor.window != shape.window and donor._replace(window=shape.window) == shape
         if served.borrowed and not is_only_window:
-            borrowed = max(borrowed, _borrowing_error(shape, donor) ** 2)
+            borrowed = max(borrowed, _borrowing_error(operator.name, shape, donor) ** 2)
     if served.donors[0].window == shape.window:
         return AttentionErrors(tuple(donors), borrowed)
     return AttentionErrors(tuple(donors), borrowed, float(shape.window), WITHIN_WINDOW**2)
@@ -187,18 +204,24 @@ def _donor_errors(operator: AttentionOperator, tables: RowSource, donor: HeadSha
     return shared_errors(tables, operator.name, donor, kind, shapes, grid_of)
 
 
-def _borrowing_error(target: HeadShape, donor: HeadShape) -> float:
+def _borrowing_error(operator: str, target: HeadShape, donor: HeadShape) -> float:
     near, far = BORROWED
-    width = width_error(target, donor)
+    width = modelled_error(operator, target, donor)
     if target.group_size != donor.group_size:
         return math.hypot(near, width)
     doublings = abs(math.log2(target.num_kv_heads / donor.num_kv_heads))
     return math.hypot(near + (far - near) * (max(doublings, 1.0) - 1.0) / 2.0, width)
 
 
-def width_error(target: HeadShape, donor: HeadShape) -> float:
-    """Relative standard error of modelling a head_dim from a donor's."""
-    return WIDTH * abs(math.log2(target.head_dim / donor.head_dim))
+def is_modelled(target: HeadShape, donor: HeadShape) -> bool:
+    """Return whether a donor has another head_dim or cache format."""
+    return (target.head_dim, target.kv_dtype) != (donor.head_dim, donor.kv_dtype)
+
+
+def modelled_error(operator: str, target: HeadShape, donor: HeadShape) -> float:
+    """Relative standard error of modelling a head_dim and a cache format from a donor's."""
+    width = WIDTH * abs(math.log2(target.head_dim / donor.head_dim))
+    return math.hypot(width, FORMAT[operator] if target.kv_dtype != donor.kv_dtype else 0.0)
 
 
 def _measured_grid(operator: AttentionOperator, tables: RowSource, key: Key) -> MeasuredGrid:
@@ -326,7 +349,13 @@ class AttentionOperator(Operator):
         """Packed grid of a head shape, borrowed if it was not measured."""
 
         def grid() -> AttentionGrid:
-            made = self._made_grid(tables, shape, self.possible_donors(tables, shape))
+            shapes = self.possible_donors(tables, shape)
+            near = nearest_format(shape, shapes) if self.any_width else shape
+            if near != shape:
+                served = self.grid(tables, near)
+                bound = self.bound(shape, tables.gpu, served.grid.roofline.launch_us)
+                return self._of_bound(served, bound)
+            made = self._made_grid(tables, shape, shapes)
             is_foreign = any(tables.is_foreign(tables.serving(self.name, tuple(one))) for one in made.donors)
             return replace(made, borrowed=True) if is_foreign and not made.borrowed else made
 
@@ -341,7 +370,7 @@ class AttentionOperator(Operator):
                 tables, whole if target.window else target._replace(head_dim=width), shapes
             )
             bound = self.bound(target, tables.gpu, near.grid.roofline.launch_us)
-            return self._within_window(near, bound) if target.window else self._of_width(near, bound)
+            return self._within_window(near, bound) if target.window else self._of_bound(near, bound)
         donors = head_donors(target, shapes)
         if donors == (target,):
             grid: PackedGrid = tables.packed(self, tuple(target))
@@ -380,8 +409,8 @@ class AttentionOperator(Operator):
         ratio = sum(w * grid.longest_ratio for w, grid in zip(weights, measured, strict=True))
         return AttentionGrid(_grid_of(y_axis, x_axis, table, flags, bound), ratio, donors, borrowed=True)
 
-    def _of_width(self, near: AttentionGrid, bound: BatchBound) -> AttentionGrid:
-        """Turn a grid into one of another head_dim, modelled at equal latency / B."""
+    def _of_bound(self, near: AttentionGrid, bound: BatchBound) -> AttentionGrid:
+        """Turn a grid into one of another head_dim or cache format, modelled at equal latency / B."""
         grid = near.grid
         y, x = grid.y_axis[:, None], grid.x_axis
         table = grid.cells[..., 0] * bound(y, x) / grid.roofline(y, x)
@@ -421,7 +450,7 @@ class AttentionOperator(Operator):
         grid = served.grid
         axes, guides = joined_axes([grid.y_axis, grid.x_axis])
         least = ORIGIN_BORROWED if served.borrowed else ORIGIN_MEASURED
-        if served.donors[0].head_dim != shape.head_dim:
+        if is_modelled(shape, served.donors[0]):
             least = ORIGIN_MODELLED
         flags = np.maximum(grid.flags.astype(np.uint8), least)
         one = float(attention_flops(1, 1, 1, 1)) * shape.num_q_heads * shape.head_dim

@@ -19,7 +19,7 @@ from fastroof.operators.operator import Columns, Real, as_floats, dtype_peaks
 from fastroof.pack import PackedGrid, grid_cells
 from fastroof.pack.grids import BatchBound
 from fastroof.pack.ragged import RaggedTable
-from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, US_PER_S
+from fastroof.units import ACTIVATION_BYTES, KV_BYTES, KV_SCALE_BYTES, US_PER_S
 
 BATCH: Final = Column("batch_size", "int", "sequences", "sequences in the call")
 PREFILL_AXES: Final = (
@@ -35,6 +35,10 @@ PREFILL_ABOUT: Final = "q-len counts the new tokens of a sequence, kv-len the pr
 SEQ_LEN: Final = Column("seq_len", "int", "tokens", "tokens of the one sequence")
 
 
+NEAREST_KV: Final = dict.fromkeys(("nvfp4", "int8_per_token_head"), ("fp8", "bf16"))
+"""Cache formats that no table has, and measured ones that they are modelled from, the nearest first."""
+
+
 class HeadShape(NamedTuple):
     """Key of an attention kernel on one GPU, after tensor parallelism; window 0 is full attention."""
 
@@ -48,6 +52,11 @@ class HeadShape(NamedTuple):
     def group_size(self) -> float:
         """Query heads that share one KV head."""
         return self.num_q_heads / self.num_kv_heads
+
+    @property
+    def kv_bytes(self) -> float:
+        """Bytes of an element of the KV cache, with its share of the scales."""
+        return KV_BYTES[self.kv_dtype] + KV_SCALE_BYTES.get(self.kv_dtype, 0) / self.head_dim
 
     @property
     def kind(self) -> tuple[int, str, int]:
@@ -158,7 +167,7 @@ def decode_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound
     nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
     flops_us = US_PER_S / gpu.peak("bf16")
     bytes_us = US_PER_S / gpu.hbm_bytes_per_s
-    kv_bytes = DTYPE_BYTES[shape.kv_dtype]
+    kv_bytes = shape.kv_bytes
     fixed = float(decode_attention_bytes(nh, nkv, dh, 0, 1, kv_bytes))
     a_token = float(decode_attention_bytes(nh, nkv, dh, 1, 1, kv_bytes)) - fixed
     slope = float(decode_attention_flops(nh, dh, 1, 1)) * flops_us + a_token * bytes_us
@@ -171,7 +180,7 @@ def prefill_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBoun
     flops_us = US_PER_S / gpu.peak("bf16")
     one, two = (float(attention_flops(nh, dh, q, q)) for q in (1, 2))
     square = (two - 2.0 * one) / 2.0
-    kv_bytes = DTYPE_BYTES[shape.kv_dtype]
+    kv_bytes = shape.kv_bytes
     a_token = float(attention_bytes(nh, nkv, dh, 1, 1, 1, kv_bytes))
     token_us = a_token * US_PER_S / gpu.hbm_bytes_per_s
     slope = (one - square) * flops_us + token_us
@@ -182,7 +191,7 @@ def prefill_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBoun
 def prefix_bound_us(shape: HeadShape, gpu: GpuSpec) -> tuple[float, float]:
     """Roofline of a prefix in prefill: us per (query, prefix token) pair, and us per prefix token."""
     nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
-    kv_bytes = DTYPE_BYTES[shape.kv_dtype]
+    kv_bytes = shape.kv_bytes
     no_prefix, one = (float(attention_bytes(nh, nkv, dh, 1, kv, 1, kv_bytes)) for kv in (1, 2))
     pair_us = float(attention_flops(nh, dh, 1, 1)) / gpu.peak("bf16") * US_PER_S
     return pair_us, (one - no_prefix) / gpu.hbm_bytes_per_s * US_PER_S
@@ -258,7 +267,7 @@ def grid_from_memory(grid: PackedGrid, shape: HeadShape, l2_bytes: int) -> Packe
     heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
     batch, kv_len = grid.y_axis[1:-1], grid.x_axis[1:-1]
     seen = np.minimum(kv_len, shape.window) if shape.window else kv_len
-    moved = decode_attention_bytes(*heads, seen, batch[:, None], DTYPE_BYTES[shape.kv_dtype])
+    moved = decode_attention_bytes(*heads, seen, batch[:, None], shape.kv_bytes)
     table, flags = grid.cells[..., 0].copy(), grid.flags.copy()
     for row, (call_us, call_bytes) in enumerate(zip(grid.cells[1:-1, 1:-1, 0], moved, strict=True), start=1):
         streams = np.flatnonzero(call_bytes >= L2_MULTIPLE * l2_bytes)

@@ -21,7 +21,7 @@ from fastroof.config import GpuSpec
 from fastroof.errors import GpuError, LookupInputError
 from fastroof.operators.attention import ATTENTION, ATTENTION_PREFILL
 from fastroof.operators.attention_blocks import PlannedAttention
-from fastroof.operators.attention_grids import attention_variance, width_error
+from fastroof.operators.attention_grids import attention_variance, is_modelled, modelled_error
 from fastroof.operators.attention_work import (
     NO_PREFIX,
     HeadShape,
@@ -39,7 +39,7 @@ from fastroof.pack import SIZE_LIMIT
 from fastroof.pack.keys import key_columns, nearest_key_starts
 from fastroof.tables import Tables
 from fastroof.uncertainty.leave_one_out import LocalErrors, relative_variance
-from fastroof.units import DTYPE_BYTES, US_PER_S
+from fastroof.units import US_PER_S
 
 NO_WINDOW = 2.0**62
 """A window longer than any context."""
@@ -184,11 +184,13 @@ class GroupedHeads(StepAttention):
         return self._tables_of.datasheet_block(self.heads, gpu)
 
     def modelled_from(self, tables: Tables) -> tuple[str, ...]:
-        """The head_dim of its donors and the error, if it differs from its own."""
+        """The head_dim or cache format of its donors and the error, if it differs from its own."""
         donor = self._tables_of.grid(tables, self.heads).donors[0]
-        if donor.head_dim == self.heads.head_dim:
+        if not is_modelled(self.heads, donor):
             return ()
-        return (f"(modelled from head_dim {donor.head_dim}, ±{width_error(self.heads, donor):.0%})",)
+        kv = "" if donor.kv_dtype == self.heads.kv_dtype else f" with {donor.kv_dtype} KV"
+        error = modelled_error(self.operator, self.heads, donor)
+        return (f"(modelled from head_dim {donor.head_dim}{kv}, ±{error:.0%})",)
 
     def prefix_us(self, tables: Tables) -> PrefixUs:
         """See :meth:`fastroof.operators.attention.AttentionPrefill.prefix_us`."""
@@ -220,7 +222,7 @@ class GroupedHeads(StepAttention):
 
     def _work(self, gpu: GpuSpec, q_len: Any, kv_len: Any, batch: Any) -> AttentionWork:
         nh, nkv, dh = self._sizes()
-        width, window = DTYPE_BYTES[self.heads.kv_dtype], self.heads.window
+        width, window = self.heads.kv_bytes, self.heads.window
         flops = attention_flops_within(nh, dh, q_len, kv_len, batch, window)
         moved = attention_bytes_within(nh, nkv, dh, q_len, kv_len, batch, window, width)
         return AttentionWork(flops, moved, gpu.peak("bf16"))
@@ -228,7 +230,7 @@ class GroupedHeads(StepAttention):
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
         """FLOPs per (query, key) pair, and bytes per query and per token, as us."""
         pair_us, kv_us = prefix_bound_us(self.heads, gpu)
-        width = DTYPE_BYTES[self.heads.kv_dtype]
+        width = self.heads.kv_bytes
         query_bytes = float(decode_attention_bytes(*self._sizes(), 0, 1, width))
         query_us = query_bytes / gpu.hbm_bytes_per_s * US_PER_S
         return QueryBound(pair_us, query_us, kv_us, float(self.heads.window or NO_WINDOW))

@@ -34,6 +34,7 @@ from fastroof.plan.execution import (
     check_engine_layout,
     check_expert_blocks,
     check_kernels,
+    check_kv_format,
     check_tables,
     checked_model,
     execution_of,
@@ -244,6 +245,7 @@ def plan_recipe(
     layout = options.layout
     model.check_layout(layout)
     check_engine_layout(model, layout, options.engine, options.exchange, gpu)
+    check_kv_format(model, options, gpu)
     check_context_parallel(
         model,
         layout,
@@ -352,7 +354,8 @@ def compile_plan(
         :data:`fastroof.models.execution.DTYPES` (fp8 has per-tensor scales, fp8_block one per 128 x 128
         block). Another format than the checkpoint's applies to all but the router and the LM head.
     kv_dtype : str
-        Format of the KV cache: ``auto`` (the engine's own, mostly the checkpoint's), bf16 or fp8.
+        Format of the KV cache: ``auto`` (the engine's own, mostly the checkpoint's), bf16, fp8,
+        nvfp4 or int8_per_token_head (one float32 scale per key and value of a head).
     engine : EngineProfile, str, Path or mapping
         Serving engine: its costs besides kernels, schedule and memory, see
         :func:`fastroof.engines.load_engine`. ``vllm`` by default, as in every command; ``kernels`` adds

@@ -9,10 +9,12 @@ from typing import Any, Final
 from fastroof.checks import shown
 from fastroof.config import GpuSpec
 from fastroof.engines import EngineProfile
+from fastroof.engines.memory_by_card import first_row
 from fastroof.errors import PlanError
 from fastroof.models import Layout, ModelSpec, load_model
+from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.exchange import experts_send, sends_to_experts
-from fastroof.models.execution import SENDING_EXPERTS, ExchangeRules, Execution, Formats
+from fastroof.models.execution import MEASURED_KV, SENDING_EXPERTS, ExchangeRules, Execution, Formats
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.layers import LayerKind
 from fastroof.models.lora import Adapters, Lora
@@ -101,6 +103,31 @@ def check_engine_layout(
         if exchange == "alltoall" and not engine.layout.decode_library:
             reasons.append(f"{engine.name} has no all-to-all library")
     _refuse(model, f"with {layout}", reasons)
+
+
+def check_kv_format(model: ModelSpec, options: PlanOptions, gpu: GpuSpec) -> None:
+    """Refuse formats of the KV cache for which a model's attention or an engine has no kernel."""
+    kv_dtype, engine = options.kv_dtype, options.engine
+    if kv_dtype in MEASURED_KV:
+        return
+    use = f"use kv_dtype {' or '.join(MEASURED_KV)}"
+    rows = [one for one in engine.memory.kv_formats if one.name == kv_dtype]
+    row = first_row(rows, gpu, model.architecture)
+    if row is None and engine.engine:
+        raise PlanError(f"{engine.title} has no known {kv_dtype} KV cache on {gpu.name}: {use}")
+    for kind in model.kinds:
+        heads = getattr(kind.attention, "attention", kind.attention)
+        if not isinstance(heads, GroupedQueryAttention):
+            if kind.kv_bytes_per_token(Layout(), MEASURED_KV[0]):
+                raise PlanError(
+                    f"{kv_dtype} KV is for keys and values of heads, and {model.name} caches "
+                    f"{heads.heads_text}: {use}"
+                )
+        elif row is not None and row.head_dims and heads.head_dim not in row.head_dims:
+            raise PlanError(
+                f"{engine.title} has a {kv_dtype} KV cache on {gpu.name} for a head_dim of "
+                f"{', '.join(map(str, row.head_dims))}, and {model.name} has {heads.head_dim}: {use}"
+            )
 
 
 def check_expert_blocks(model: ModelSpec, layout: Layout, execution: Execution) -> None:

@@ -146,7 +146,10 @@ class PlanOptions:
         _dtype,
     )
     kv_dtype: str = _option(
-        "auto", "Format of the KV cache: auto (the engine's own choice), bf16 or fp8.", "DTYPE", _kv_dtype
+        "auto",
+        "Format of the KV cache: auto (the engine's own choice), bf16, fp8, nvfp4 or int8_per_token_head.",
+        "DTYPE",
+        _kv_dtype,
     )
     engine: Any = _option(  # noqa: RUF009 -- frozen, and its default is a text
         DEFAULT_ENGINE,

@@ -74,7 +74,7 @@ def test_figures_are_a_list():
 @pytest.mark.parametrize("engine", ["vllm", "vllm-0.12"])
 def test_every_card_with_flash_attention_has_one_call(engine: str) -> None:
     """It needs capability 8, with which bf16 came, and is not the default on 10."""
-    capability_10 = {"b200", "b300", "gb200", "gb300"}
+    capability_10 = {"b200", "b300", "gb200", "gb300", "vr200"}
     cards = [load_gpu(name) for name in gpu_names()]
     flash = {
         card.kernel_name

@@ -45,7 +45,7 @@ REFUSED = {
     "tp that does not divide": ({"model": "qwen2.5-7b", "tp": 8}, "28 query heads .*tp=1, 2, 4"),
     "dtype": ({"dtype": "fp4"}, "dtype must be one of auto, bf16, fp8, fp8_block, .*mxfp4, got 'fp4'"),
     "dtype None": ({"dtype": None}, "dtype must be"),
-    "kv_dtype": ({"kv_dtype": "fp8_block"}, "kv_dtype must be one of auto, bf16, fp8, got 'fp8_block'"),
+    "kv_dtype": ({"kv_dtype": "fp8_block"}, "kv_dtype must be one of auto, bf16, fp8, .*, got 'fp8_block'"),
     "engine": ({"engine": "vlm"}, "unknown engine 'vlm'; did you mean vllm"),
     "method": ({"method": "cubic"}, "method must be one of roofline, .*floor, got 'cubic'"),
     "tokens 0": ({"max_num_batched_tokens": 0}, "tokens must be a whole number from 1 to .*, got 0"),

@@ -102,7 +102,7 @@ class PlanOptions:
     gpu: str = option("", "GPU of fastroof, instead of the replica's device.")
     tables: str = option("", "Folder of measured tables.")
     dtype: str = option("auto", "Linear layers: auto (the checkpoint's), bf16, fp8, fp8_block, ...")
-    kv_dtype: str = option("auto", "KV cache: auto (the engine's own), bf16 or fp8.")
+    kv_dtype: str = option("auto", "KV cache: auto (the engine's own), bf16, fp8, nvfp4, ...")
     engine: str = option(DEFAULT_ENGINE, "What an engine adds to its kernels.")
     max_num_batched_tokens: int = option(8192, "Most tokens of a batch.")
     max_num_seqs: int = option(1024, "Most requests of a batch.")

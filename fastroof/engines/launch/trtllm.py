@@ -19,7 +19,7 @@ SIDE_PORT: Final = 0
 ROUTER: Final = "trtllm-serve disaggregated"
 ROUTER_IMAGE: Final = IMAGE
 
-_KV_DTYPES: Final = ("fp8",)
+_KV_DTYPES: Final = ("fp8", "nvfp4")
 _LEAST_GRAPH: Final = 8
 
 

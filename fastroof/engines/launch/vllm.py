@@ -36,7 +36,8 @@ ROUTER_IMAGE: Final = "vllm/vllm-router:v0.1.17"
 
 _ROLES: Final = {"prefill": "kv_producer", "decode": "kv_consumer"}
 
-KV_DTYPES: Final = {"bf16": "bfloat16", "fp8": "fp8"}
+KV_DTYPES: Final = {"bf16": "bfloat16"}
+"""Formats of the KV cache whose names differ."""
 
 _LORA_MODULES: Final = ">=0.19"
 """Versions with ``--lora-target-modules``."""
@@ -55,6 +56,7 @@ def server(settings: LaunchSettings, release: str) -> Command:
     transfer = {"kv_connector": "NixlConnector", "kv_role": _ROLES.get(settings.role)}
     has_modules = settings.lora_rank > 0 and settings.lora_modules != (ALL_MODULES,)
     is_named = bool(settings.lora_modules) and holds_for(_LORA_MODULES, release)
+    kv_dtype = KV_DTYPES.get(settings.kv_dtype, settings.kv_dtype)
     arguments = options(
         ("--tensor-parallel-size", settings.tp),
         ("--pipeline-parallel-size", settings.pp > 1 and settings.pp),
@@ -63,7 +65,7 @@ def server(settings: LaunchSettings, release: str) -> Command:
         ("--max-num-seqs", settings.max_num_seqs * settings.pp),
         ("--max-num-batched-tokens", settings.max_num_batched_tokens),
         ("--max-model-len", settings.max_context),
-        ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else KV_DTYPES[settings.kv_dtype]),
+        ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else kv_dtype),
         *settings.pause_options,
         ("--gpu-memory-utilization", settings.memory_fraction),
         ("--kv-cache-memory-bytes", settings.kv_cache_bytes),

@@ -149,11 +149,11 @@ def kv_dtype_of(fields: Fields) -> str | None:
         raise fields.error(f"field kv_cache_scheme must be an object or FP8, got {scheme!r}")
     if algorithm is None or algorithm.upper() == "NONE":
         return None
-    if algorithm.upper() != "FP8":
+    if algorithm.upper() not in ("FP8", "NVFP4"):
         raise unsupported(
             fields, f"its KV cache is in {algorithm}; bf16 and fp8 are measured", "choose one with kv_dtype="
         )
-    return "fp8"
+    return algorithm.lower()
 
 
 _ALGORITHMS: Final[dict[str, tuple[str, str]]] = {

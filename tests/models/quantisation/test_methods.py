@@ -244,7 +244,7 @@ def test_a_family_may_have_names_of_its_own():
         ({"quant_algo": "MXFP6"}, "quant_algo 'MXFP6' has no measured kernels"),
         ({"quant_algo": "MIXED_PRECISION", "quantized_layers": {}}, "quantized_layers"),
         ({"quant_algo": "NVFP4", "group_size": 32}, "must be 16"),
-        ({"quant_algo": "FP8", "kv_cache_quant_algo": "NVFP4"}, "kv_dtype="),
+        ({"quant_algo": "FP8", "kv_cache_quant_algo": "INT8"}, "kv_dtype="),
     ],
 )
 def test_unmeasured_formats_are_refused_with_the_field(config, what):
