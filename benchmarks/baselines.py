@@ -12,7 +12,8 @@ import numpy as np
 
 from fastroof import StepPlan, Tables
 from fastroof.bench.numpy_steps import CHUNK, NumpySteps
-from fastroof.operators.attention_work import HeadShape, prefill_bound
+from fastroof.operators.attention import ATTENTION_PREFILL
+from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.calls import AllReduce, Gemm
 
 MODEL = "meta-llama/Meta-Llama-3.1-8B"
@@ -113,7 +114,7 @@ def attention_nodes(tables: Tables, operator: str, points: dict[str, Any]) -> Ta
         whole = columns["q_len"] == columns["kv_len"]
         batch, x = np.unique(columns["batch_size"][whole]), np.unique(columns["q_len"][whole])
         sizes = {"q_len": x, "kv_len": x}
-        roofline = prefill_bound(HeadShape(**heads), tables.gpu, 0.0)
+        roofline = ATTENTION_PREFILL.bound(HeadShape(**heads), tables.gpu, 0.0)
 
         def position(x: Any) -> Any:
             return (roofline.square_us * x + roofline.slope_us) * x

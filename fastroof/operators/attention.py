@@ -28,11 +28,8 @@ from fastroof.operators.attention_work import (
     HeadShape,
     attention_bytes,
     check_kv_len,
-    decode_attention_bytes,
     decode_attention_flops,
-    decode_bound,
     pairs_within,
-    prefill_bound,
     prefill_flops_conventions,
     prefix_bound_us,
     prefix_within,
@@ -145,14 +142,18 @@ class AttentionPrefill(PlannedAttention):
         return {"batch_size": columns["batch_size"], "q_len": columns["q_len"], "context_len": context_len}
 
     def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
-        """B against (batch, q_len), without a prefix."""
-        return prefill_bound(shape, gpu, launch_us)
+        """B against (batch, q_len), without a prefix; linear beyond the window."""
+        flops_us = US_PER_S / gpu.peak("bf16")
+        one, two = (float(shape.flops(q, q)) for q in (1, 2))
+        square = (two - 2.0 * one) / 2.0
+        token_us = float(shape.moved_bytes(1, 1)) * US_PER_S / gpu.hbm_bytes_per_s
+        slope = (one - square) * flops_us + token_us
+        beyond_us = float(shape.flops(1, shape.window)) * flops_us + token_us
+        return BatchBound(launch_us, square * flops_us, slope, 0.0, shape.window or math.inf, beyond_us)
 
     def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
         """Zero, and a query, an output, keys and values."""
-        width = shape.kv_bytes
-        heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
-        return 0.0, float(attention_bytes(*heads, 1, 1, 1, width))
+        return 0.0, float(shape.moved_bytes(1, 1))
 
     def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
         """Causal (query, token) pairs; a window's width of pairs for each query beyond it."""
@@ -237,15 +238,15 @@ class AttentionDecode(PlannedAttention):
     tree_files = (external.attention_file("mha", "decode", (DTYPE, KV_DTYPE, *axes), _tree_rows),)
 
     def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
-        """B against (batch, kv_len)."""
-        return decode_bound(shape, gpu, launch_us)
+        """B against (batch, kv_len); constant beyond the window."""
+        bytes_us = US_PER_S / gpu.hbm_bytes_per_s
+        fixed, one = self.sequence_bytes(shape)
+        slope = float(shape.flops(1, 1)) * (US_PER_S / gpu.peak("bf16")) + (one - fixed) * bytes_us
+        return BatchBound(launch_us, 0.0, slope, fixed * bytes_us, shape.window or math.inf)
 
     def sequence_bytes(self, shape: HeadShape) -> tuple[float, float]:
         """A query and an output, and these with one key and value."""
-        width = shape.kv_bytes
-        heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
-        fixed, one = (float(decode_attention_bytes(*heads, kv_len, 1, width)) for kv_len in (0, 1))
-        return fixed, one
+        return float(shape.moved_bytes(1, 0)), float(shape.moved_bytes(1, 1))
 
     def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:
         """One query per sequence."""
@@ -320,8 +321,7 @@ class EncoderAttention(AttentionOperator):
     def bound(self, shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
         """B against (batch, tokens)."""
         square = float(decode_attention_flops(shape.num_q_heads, shape.head_dim, 1, 1)) / gpu.peak("bf16")
-        heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
-        a_token = float(attention_bytes(*heads, 1, 1, 1, shape.kv_bytes))
+        a_token = float(shape.moved_bytes(1, 1))
         return BatchBound(launch_us, square * US_PER_S, a_token / gpu.hbm_bytes_per_s * US_PER_S, 0.0)
 
     def mfu_work(self, batch: Any, length: Any, window: float = math.inf) -> Any:

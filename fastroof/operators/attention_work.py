@@ -5,7 +5,6 @@ Attention computes in bf16 for every KV dtype.
 
 from __future__ import annotations
 
-import math
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -17,7 +16,6 @@ from fastroof.errors import LookupInputError
 from fastroof.operators.elementwise import L2_MULTIPLE
 from fastroof.operators.operator import Columns, Real, as_floats, dtype_peaks
 from fastroof.pack import PackedGrid, grid_cells
-from fastroof.pack.grids import BatchBound
 from fastroof.pack.ragged import RaggedTable
 from fastroof.units import ACTIVATION_BYTES, KV_BYTES, KV_SCALE_BYTES, US_PER_S
 
@@ -57,6 +55,15 @@ class HeadShape(NamedTuple):
     def kv_bytes(self) -> float:
         """Bytes of an element of the KV cache, with its share of the scales."""
         return KV_BYTES[self.kv_dtype] + KV_SCALE_BYTES.get(self.kv_dtype, 0) / self.head_dim
+
+    def flops(self, q_len: Real, kv_len: Real) -> Floats:
+        """FLOPs of a causal call of one sequence, window aside."""
+        return attention_flops(self.num_q_heads, self.head_dim, q_len, kv_len)
+
+    def moved_bytes(self, q_len: Real, kv_len: Real, batch_size: Real = 1) -> Floats:
+        """Bytes of a call, window aside."""
+        heads = (self.num_q_heads, self.num_kv_heads, self.head_dim)
+        return attention_bytes(*heads, q_len, kv_len, batch_size, self.kv_bytes)
 
     @property
     def kind(self) -> tuple[int, str, int]:
@@ -162,38 +169,10 @@ def prefix_within(q_len: Real, kv_len: Real, window: Real) -> tuple[Floats, Floa
     return crossed, np.minimum(kv - q, as_floats(window) - 1.0)
 
 
-def decode_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
-    """B of decode attention against (batch, kv_len); constant beyond the window."""
-    nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
-    flops_us = US_PER_S / gpu.peak("bf16")
-    bytes_us = US_PER_S / gpu.hbm_bytes_per_s
-    kv_bytes = shape.kv_bytes
-    fixed = float(decode_attention_bytes(nh, nkv, dh, 0, 1, kv_bytes))
-    a_token = float(decode_attention_bytes(nh, nkv, dh, 1, 1, kv_bytes)) - fixed
-    slope = float(decode_attention_flops(nh, dh, 1, 1)) * flops_us + a_token * bytes_us
-    return BatchBound(launch_us, 0.0, slope, fixed * bytes_us, shape.window or math.inf)
-
-
-def prefill_bound(shape: HeadShape, gpu: GpuSpec, launch_us: float) -> BatchBound:
-    """B of causal prefill without a prefix against (batch, q_len); linear beyond the window."""
-    nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
-    flops_us = US_PER_S / gpu.peak("bf16")
-    one, two = (float(attention_flops(nh, dh, q, q)) for q in (1, 2))
-    square = (two - 2.0 * one) / 2.0
-    kv_bytes = shape.kv_bytes
-    a_token = float(attention_bytes(nh, nkv, dh, 1, 1, 1, kv_bytes))
-    token_us = a_token * US_PER_S / gpu.hbm_bytes_per_s
-    slope = (one - square) * flops_us + token_us
-    beyond_us = float(attention_flops(nh, dh, 1, shape.window)) * flops_us + token_us
-    return BatchBound(launch_us, square * flops_us, slope, 0.0, shape.window or math.inf, beyond_us)
-
-
 def prefix_bound_us(shape: HeadShape, gpu: GpuSpec) -> tuple[float, float]:
     """Roofline of a prefix in prefill: us per (query, prefix token) pair, and us per prefix token."""
-    nh, nkv, dh = shape.num_q_heads, shape.num_kv_heads, shape.head_dim
-    kv_bytes = shape.kv_bytes
-    no_prefix, one = (float(attention_bytes(nh, nkv, dh, 1, kv, 1, kv_bytes)) for kv in (1, 2))
-    pair_us = float(attention_flops(nh, dh, 1, 1)) / gpu.peak("bf16") * US_PER_S
+    no_prefix, one = (float(shape.moved_bytes(1, kv)) for kv in (1, 2))
+    pair_us = float(shape.flops(1, 1)) / gpu.peak("bf16") * US_PER_S
     return pair_us, (one - no_prefix) / gpu.hbm_bytes_per_s * US_PER_S
 
 
@@ -264,10 +243,9 @@ def grid_from_memory(grid: PackedGrid, shape: HeadShape, l2_bytes: int) -> Packe
     A node below the line through the first two batches' streaming nodes is moved onto it and marked
     extrapolated.
     """
-    heads = (shape.num_q_heads, shape.num_kv_heads, shape.head_dim)
     batch, kv_len = grid.y_axis[1:-1], grid.x_axis[1:-1]
     seen = np.minimum(kv_len, shape.window) if shape.window else kv_len
-    moved = decode_attention_bytes(*heads, seen, batch[:, None], shape.kv_bytes)
+    moved = shape.moved_bytes(1, seen, batch[:, None])
     table, flags = grid.cells[..., 0].copy(), grid.flags.copy()
     for row, (call_us, call_bytes) in enumerate(zip(grid.cells[1:-1, 1:-1, 0], moved, strict=True), start=1):
         streams = np.flatnonzero(call_bytes >= L2_MULTIPLE * l2_bytes)

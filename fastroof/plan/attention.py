@@ -28,7 +28,6 @@ from fastroof.operators.attention_work import (
     PrefixUs,
     attention_bytes_within,
     attention_flops_within,
-    decode_attention_bytes,
     prefix_bound_us,
 )
 from fastroof.operators.calls import AttentionCall, MixerCall, MixerKernel
@@ -209,9 +208,6 @@ class GroupedHeads(StepAttention):
         """Local errors of its tables, and of borrowing."""
         return partial(attention_variance, self._tables_of.local_errors(tables, self.heads))
 
-    def _sizes(self) -> tuple[int, int, int]:
-        return self.heads.num_q_heads, self.heads.num_kv_heads, self.heads.head_dim
-
     def work(self, gpu: GpuSpec, new: Any, kv_len: Any) -> AttentionWork:
         """Work of one call over some requests, per request."""
         return self._work(gpu, new, kv_len, 1)
@@ -221,18 +217,15 @@ class GroupedHeads(StepAttention):
         return self._work(gpu, 1.0 if self.is_decode else length, length, batch)
 
     def _work(self, gpu: GpuSpec, q_len: Any, kv_len: Any, batch: Any) -> AttentionWork:
-        nh, nkv, dh = self._sizes()
-        width, window = self.heads.kv_bytes, self.heads.window
+        _, nh, nkv, dh, window = heads = self.heads
         flops = attention_flops_within(nh, dh, q_len, kv_len, batch, window)
-        moved = attention_bytes_within(nh, nkv, dh, q_len, kv_len, batch, window, width)
+        moved = attention_bytes_within(nh, nkv, dh, q_len, kv_len, batch, window, heads.kv_bytes)
         return AttentionWork(flops, moved, gpu.peak("bf16"))
 
     def query_bound(self, gpu: GpuSpec) -> QueryBound:
         """FLOPs per (query, key) pair, and bytes per query and per token, as us."""
         pair_us, kv_us = prefix_bound_us(self.heads, gpu)
-        width = self.heads.kv_bytes
-        query_bytes = float(decode_attention_bytes(*self._sizes(), 0, 1, width))
-        query_us = query_bytes / gpu.hbm_bytes_per_s * US_PER_S
+        query_us = float(self.heads.moved_bytes(1, 0)) / gpu.hbm_bytes_per_s * US_PER_S
         return QueryBound(pair_us, query_us, kv_us, float(self.heads.window or NO_WINDOW))
 
 
