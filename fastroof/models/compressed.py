@@ -7,6 +7,7 @@ entries and picks some; HCA attends to all of them; layers with a ratio of 0 hav
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final, NamedTuple
@@ -15,11 +16,11 @@ from fastroof.errors import ModelError, UnsupportedModelError
 from fastroof.models.exchange import after_attention
 from fastroof.models.execution import Execution
 from fastroof.models.hf import checked_fields
-from fastroof.models.layout import Layout, check_sizes
+from fastroof.models.layout import Layout, check_sizes, linear_calls
 from fastroof.operators import widths as W
-from fastroof.operators.calls import Call, Elementwise, MixerCall, MixerKernel
+from fastroof.operators.calls import AllReduce, Call, Elementwise, MixerCall, MixerKernel
 from fastroof.operators.widths import CompressedShape
-from fastroof.units import ACTIVATION_BYTES
+from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
 
 _NO_ENTRIES: Final = 0
 _NAMES: Final[Mapping[int, str]] = {W.CSA: "CSA", W.HCA: "HCA", _NO_ENTRIES: "window"}
@@ -32,6 +33,11 @@ SCALED: Final = 64
 """Number of elements of an entry that share one scale byte in fp8."""
 FP8_ALIGNMENT: Final = 8
 """The scales of an entry are padded to this many bytes."""
+ENGRAM_COLUMNS: Final = 24
+"""N-grams of a token: 8 tables of each of 2, 3 and 4 tokens."""
+ENGRAM_DIM: Final = 256
+ENGRAM_OUTPUTS: Final = 5
+"""Rows of the residual that n-grams make: a key for each of four streams, and a value."""
 
 
 class CompressedWidths(NamedTuple):
@@ -66,6 +72,123 @@ def _widths_of(shape: CompressedShape) -> CompressedWidths:
         shape.num_heads, W.ENTRY, W.ROPE_DIM, shape.q_lora_rank, shape.num_heads // W.HEADS_A_GROUP,
         W.O_LORA_RANK, W.WINDOW, W.INDEX_HEADS, W.INDEX_DIM, shape.topk,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+@checked_fields
+class SharedEntries:
+    """DeepSeek-V4.1 attention of one layer: whole entries of 1 or 2 tokens, which several layers read.
+
+    ``role`` is a key of :data:`fastroof.operators.widths.SHARED_SHAPES`; ``engram`` the rows of a table of
+    n-grams before attention, each of ``ENGRAM_DIM`` elements in fp8 with a scale per 32.
+    """
+
+    role: str
+    engram: int = 0
+    is_recurrent = False
+
+    def __post_init__(self) -> None:
+        """Reject unknown layers."""
+        if self.role not in W.SHARED_SHAPES:
+            raise UnsupportedModelError(
+                f"a layer of shared entries that is {self.role} has no law: {', '.join(W.SHARED_SHAPES)} do"
+            )
+
+    @property
+    def idle_weights(self) -> int:
+        """Return the weights of its table of n-grams, of which a token reads a few rows."""
+        return self.engram * ENGRAM_DIM
+
+    @property
+    def shape(self) -> CompressedShape:
+        """Return its widths."""
+        return W.SHARED_SHAPES[self.role]
+
+    @property
+    def most_new(self) -> int:
+        """Return the tokens of a prompt that the layer runs on at most; 0 for all."""
+        return int(self.shape.most_new) if math.isfinite(self.shape.most_new) else 0
+
+    @property
+    def window(self) -> int | None:
+        """Return its window if it stores nothing else."""
+        return None if self.shape.writes else W.WINDOW
+
+    @property
+    def heads_text(self) -> str:
+        """Return the heads as model lists show them."""
+        return f"{self.shape.num_heads} {self.role} {W.ENTRY}"
+
+    def obstacles(self, layout: Layout) -> list[str]:
+        """Return why this layout cannot split it; empty if it can."""
+        if layout.world_size != layout.tp:
+            return ["layers that share entries and n-grams are timed with tp and ep alone"]
+        groups = self.shape.num_heads // W.HEADS_A_GROUP
+        return [f"{groups} groups of query heads do not divide by {layout.tp}"] if groups % layout.tp else []
+
+    def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
+        """Return the calls of one layer on one GPU, in execution order."""
+        hidden_bytes = float(hidden * ACTIVATION_BYTES)
+        heads = self.shape.num_heads // layout.tp
+        key = (
+            execution.kernel("q_up"),
+            execution.kv_dtype,
+            "bf16",
+            f"deepseek-v4.1-flash-{self.role}",
+            heads,
+        )
+        operator = "csa" if self.shape.scored else "hca"
+        decode, prefill = (MixerKernel(f"{operator}_{phase}", key) for phase in ("decode", "prefill"))
+        calls: list[Call] = [Elementwise("attention_norm", "attention rmsnorm", 1, 2.0 * hidden_bytes)]
+        if self.engram:
+            width, out = ENGRAM_COLUMNS * ENGRAM_DIM, ENGRAM_OUTPUTS * hidden
+            row_bytes = float(width * ACTIVATION_BYTES)
+            calls.append(Elementwise("engram", "n-gram rows", 1, width * DTYPE_BYTES["mxfp8"] + row_bytes))
+            if layout.tp > 1:
+                calls.append(AllReduce("engram_allreduce", "n-gram all-reduce", 1, layout.tp, row_bytes))
+            calls += linear_calls("engram_in", "engram_quantise", out, width, execution)
+            calls.append(Elementwise("engram", "n-gram gate", 1, 3.0 * out * ACTIVATION_BYTES))
+        mixer = MixerCall(1, decode, prefill, execution.kv_dtype)
+        return (*calls, mixer, *after_attention(hidden, layout, execution))
+
+    def kv_bytes_per_token(self, layout: Layout, kv_dtype: str) -> float:
+        """Return a token's share of entries and keys, or its bytes in the window; tp does not reduce it."""
+        entry = W.ENTRY * DTYPE_BYTES["bf16" if kv_dtype == "bf16" else "mxfp8"]
+        key = W.INDEX_DIM * DTYPE_BYTES["mxfp4"]
+        return (entry + key) / self.shape.ratio if self.shape.writes else entry
+
+    def state_bytes(self, layout: Layout) -> float:
+        """Return the fixed state bytes per sequence: none besides the window's."""
+        return 0.0
+
+    def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
+        """Return the linear weights of one layer on one GPU, by the role of their call."""
+        shape, tp = self.shape, layout.tp
+        heads_width = shape.num_heads * W.ENTRY // tp
+        groups = shape.num_heads // W.HEADS_A_GROUP // tp
+        weights = {
+            "q_down": hidden * (shape.q_lora_rank + W.ENTRY),
+            "q_up": shape.q_lora_rank * heads_width,
+            "o": heads_width * W.O_LORA_RANK + groups * W.O_LORA_RANK * hidden,
+        }
+        if shape.scored:
+            weights["index"] = shape.q_lora_rank * shape.index_heads * W.INDEX_DIM
+        if self.engram:
+            weights["engram"] = -(-self.engram // tp) * ENGRAM_DIM
+            weights["engram_in"] = ENGRAM_COLUMNS * ENGRAM_DIM * ENGRAM_OUTPUTS * hidden
+        return weights
+
+    def other_weights(self, hidden: int, layout: Layout) -> int:
+        """Return the weights of one layer on one GPU that stay in bf16: norms, sinks, compressors, keys."""
+        shape = self.shape
+        norms = hidden + shape.q_lora_rank + W.ENTRY + shape.num_heads // layout.tp
+        made = shape.compressor(0) + (W.ENTRY + W.INDEX_DIM) * shape.writes
+        keys = hidden * shape.index_heads + W.ENTRY * W.INDEX_DIM * shape.writes if shape.scored else 0
+        return norms + made + keys + 2 * (ENGRAM_OUTPUTS - 1) * hidden * bool(self.engram)
+
+    def activation_width(self, hidden: int, layout: Layout) -> int:
+        """Return the elements per token of the widest kernel on one GPU: queries and their outputs."""
+        return 2 * self.shape.num_heads * W.ENTRY // layout.tp
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ class LayerKind:
     def active_parameters(self, hidden: int) -> int:
         """Return the number of weights of one whole layer that a token passes."""
         idle = self.mlp.idle_weights(hidden) if isinstance(self.mlp, RoutedExperts) else 0
-        return self.num_parameters(hidden) - idle
+        return self.num_parameters(hidden) - idle - getattr(self.attention, "idle_weights", 0)
 
     def activation_width(self, hidden: int, layout: Layout) -> int:
         """Return the elements per token that the widest kernel reads and writes on one GPU."""

@@ -337,6 +337,8 @@ def _side(vision: Fields, key: str) -> int | None:
 
 def _merge(wrapper: Fields, vision: Fields, patch_size: int | None) -> int:
     """Return the patches per side that become one token; each wrapper encodes it differently."""
+    if vision.config.get("model_type") == "deepseek_v41_vision":
+        return vision.size_or("downsample_ratio", 1)
     for fields in (vision, wrapper):
         for key in _MERGED:
             if fields.has(key):

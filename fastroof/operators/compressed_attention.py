@@ -46,7 +46,6 @@ from fastroof.operators.widths import (
     HCA,
     HEADS_A_GROUP,
     INDEX_DIM,
-    INDEX_HEADS,
     O_LORA_RANK,
     WINDOW,
     WINDOW_ALONE,
@@ -64,17 +63,23 @@ def width_of(models: Array, name: str) -> Array:
     return by_word(models, of)
 
 
+def _counted(models: Array, name: str, ratio: int) -> Floats:
+    """Weights of a part of each row's model; NaN if unknown."""
+
+    def of(model: str) -> float:
+        return getattr(COMPRESSED_SHAPES[model], name)(ratio) if model in COMPRESSED_SHAPES else np.nan
+
+    return by_word(models, of)
+
+
 def _weights(columns: Columns, ratio: int) -> tuple[Floats, Floats]:
     """Weights of a block without its indexer, and of the indexer."""
     hidden, q_lora = (width_of(columns["model"], name) for name in ("hidden", "q_lora_rank"))
     heads = columns["num_heads"]
-    # entries of CSA overlap: its compressor reads every token twice
-    seen = 2 if ratio == CSA else 1
-    compressor = hidden * 2 * seen * ENTRY * width_of(columns["model"], "has_entries")
+    compressor, indexer = (_counted(columns["model"], name, ratio) for name in ("compressor", "indexer"))
     own = hidden * (q_lora + ENTRY) + q_lora * heads * ENTRY + heads * ENTRY * O_LORA_RANK
     out = heads / HEADS_A_GROUP * O_LORA_RANK * hidden
-    indexer = q_lora * INDEX_HEADS * INDEX_DIM + hidden * (INDEX_HEADS + 2 * seen * INDEX_DIM)
-    return np.asarray(own + out + compressor), np.asarray(indexer if ratio == CSA else 0.0 * indexer)
+    return np.asarray(own + out + compressor), indexer
 
 
 def block_parts(columns: Columns, ratio: int, tokens: Floats, pairs: Sequence[Floats]) -> list[WorkPart]:
@@ -84,7 +89,7 @@ def block_parts(columns: Columns, ratio: int, tokens: Floats, pairs: Sequence[Fl
     attention = 4.0 * columns["num_heads"] * ENTRY * attended
     return [
         WorkPart(np.asarray(2.0 * tokens * (own + indexer)), columns["dtype"]),
-        WorkPart(np.asarray(2.0 * INDEX_HEADS * INDEX_DIM * scored), "fp8"),
+        WorkPart(np.asarray(2.0 * width_of(columns["model"], "index_heads") * INDEX_DIM * scored), "fp8"),
         WorkPart(np.asarray(attention), columns["attn_dtype"]),
     ]
 
@@ -185,16 +190,28 @@ class _Compressed(mla.PickingModule):
 
     def most(self, columns: Columns) -> Any:
         """Maximum number of entries that a query attends to."""
-        if self.ratio == CSA:
-            return width_of(columns["model"], "topk")
-        return np.where(width_of(columns["model"], "has_entries") > 0.0, np.inf, 0.0)
+        has, ratio = (width_of(columns["model"], name) for name in ("has_entries", "ratio"))
+        most = np.where(ratio > 0.0, width_of(columns["model"], "topk"), np.inf)
+        return width_of(columns["model"], "topk") if self.ratio == CSA else np.where(has > 0.0, most, 0.0)
+
+    def tokens_an_entry(self, columns: Columns) -> Floats:
+        """Tokens of each entry of the cache."""
+        ratio = width_of(columns["model"], "ratio")
+        return np.where(ratio > 0.0, ratio, float(self.ratio))
+
+    def sizes(self, columns: Columns) -> tuple[Floats, Floats, Floats]:
+        """Batch, new tokens that the layer runs on, and tokens of each row's sequences."""
+        batch, q_len, kv_len = super().sizes(columns)
+        return batch, np.minimum(q_len, width_of(columns["model"], "most_new")), kv_len
 
     def parts(self, columns: Columns) -> Sequence[WorkPart]:
         """Projections, CSA's indexer, attention to entries and to the window."""
         batch, q_len, kv_len = self.sizes(columns)
-        entries = batch * self.pairs(q_len, kv_len, self.ratio * self.most(columns)) / self.ratio
+        ratio = self.tokens_an_entry(columns)
+        entries = batch * self.pairs(q_len, kv_len, ratio * self.most(columns)) / ratio
         near = batch * self.pairs(q_len, kv_len, WINDOW)
-        scored = batch * self.pairs(q_len, kv_len) / self.ratio if self.ratio == CSA else 0.0 * batch
+        most = ratio * width_of(columns["model"], "scored")
+        scored = batch * self.pairs(q_len, kv_len, most) / ratio if self.ratio == CSA else 0.0 * batch
         return block_parts(columns, self.ratio, batch * q_len, (np.asarray(scored), entries + near))
 
     def bytes_if(self, columns: Columns, picking: Floats) -> Floats:
@@ -202,8 +219,9 @@ class _Compressed(mla.PickingModule):
         batch, q_len, kv_len = self.sizes(columns)
         # picking is 0 without new tokens
         most = np.maximum(picking, 1.0) * self.most(columns)
-        read = np.minimum(kv_len / self.ratio, most) + np.minimum(kv_len, WINDOW)
-        scored = kv_len / self.ratio if self.ratio == CSA else 0.0
+        entries = kv_len / self.tokens_an_entry(columns)
+        read = np.minimum(entries, most) + np.minimum(kv_len, WINDOW)
+        scored = np.minimum(entries, width_of(columns["model"], "scored")) if self.ratio == CSA else 0.0
         return block_bytes(columns, self.ratio, batch * q_len, batch * scored, batch * read)
 
     # -- in steps ------------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ Kimi K2 those of deepseek-v3, at other numbers of heads). The widths come from t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
@@ -61,13 +62,36 @@ WINDOW_ALONE: Final = "-window"
 
 
 class CompressedShape(NamedTuple):
-    """Widths of compressed attention that differ between models; ``topk`` is that of CSA layers."""
+    """Widths of compressed attention that differ between models; ``topk`` is that of CSA layers.
+
+    Layers of DeepSeek-V4.1 have a ``ratio`` of their own, score at most ``scored`` entries, may read entries
+    that another layer ``writes``, and run on at most ``most_new`` tokens of a prompt.
+    """
 
     hidden: int
     num_heads: int
     q_lora_rank: int
     topk: int
     has_entries: bool = True
+    ratio: int = 0
+    scored: float = math.inf
+    writes: bool = True
+    most_new: float = math.inf
+    index_heads: int = INDEX_HEADS
+
+    def compressor(self, ratio: int) -> int:
+        """Weights that make entries."""
+        if self.ratio:
+            return self.hidden * ENTRY * min(self.ratio, 2) * self.writes
+        # entries of CSA overlap: its compressor reads every token twice
+        return self.hidden * 2 * (2 if ratio == CSA else 1) * ENTRY * self.has_entries
+
+    def indexer(self, ratio: int) -> int:
+        """Weights of the indexer, with those that make its keys."""
+        if not self.scored or (ratio != CSA and not self.ratio):
+            return 0
+        keys = ENTRY * INDEX_DIM * self.writes if self.ratio else self.hidden * 4 * INDEX_DIM
+        return self.q_lora_rank * self.index_heads * INDEX_DIM + self.hidden * self.index_heads + keys
 
 
 _MEASURED: Final = {
@@ -75,7 +99,20 @@ _MEASURED: Final = {
     "deepseek-v4-pro": CompressedShape(7168, 128, 1536, 1024),
 }
 
-COMPRESSED_SHAPES: Final[Mapping[str, CompressedShape]] = _MEASURED | {
-    f"{name}{WINDOW_ALONE}": shape._replace(has_entries=False) for name, shape in _MEASURED.items()
+_V41: Final = CompressedShape(5120, 64, 1280, 512, ratio=1, writes=False, scored=0, index_heads=32)
+SHARED_SHAPES: Final = {
+    "swa": _V41._replace(has_entries=False),
+    "full-2": _V41._replace(ratio=2, writes=True, scored=math.inf),
+    "reuse-2": _V41._replace(ratio=2),
+    "full-1": _V41._replace(writes=True, scored=math.inf),
+    "reindex-1": _V41._replace(scored=16384, most_new=WINDOW),
+    "reuse-1": _V41._replace(most_new=WINDOW),
 }
-"""Shapes by the model names in tables."""
+"""Layers of DeepSeek-V4.1-Flash, by what they read and their ratio."""
+
+COMPRESSED_SHAPES: Final[Mapping[str, CompressedShape]] = (
+    _MEASURED
+    | {f"{name}{WINDOW_ALONE}": shape._replace(has_entries=False) for name, shape in _MEASURED.items()}
+    | {f"deepseek-v4.1-flash-{role}": shape for role, shape in SHARED_SHAPES.items()}
+)
+"""Shapes by the model names in tables; no table has those of DeepSeek-V4.1."""

@@ -172,9 +172,13 @@ def _named(call: Call, kind: str) -> Call:
 
 
 class PaddedSteps(NamedTuple):
-    """Number of tokens to which steps with prefill are padded, because the engine replays captured graphs."""
+    """Number of tokens to which steps with prefill are padded, because the engine replays captured graphs.
+
+    ``most`` are the tokens of prompts that the layers of each group run on at most; 0 for all.
+    """
 
     tokens: Longs
+    most: tuple[int, ...]
 
     @property
     def limit(self) -> int:
@@ -187,14 +191,16 @@ class PaddedSteps(NamedTuple):
         """Return a step's calls, split into decode-only and padded prefill ones; attention is not padded."""
         calls: list[RowCall] = []
         places = [0]
+        is_padded = not np.array_equal(self.tokens, np.arange(len(self.tokens)))
         for call in rows:
             operator = call.curve.operator
-            if operator.rows == "sequences" or operator.steps == "decode_only":
+            most = 0 if call.kind == ONCE else self.most[call.kind]
+            if operator.rows == "sequences" or operator.steps == "decode_only" or not (is_padded or most):
                 calls.append(call)
             else:
                 if operator.steps == "all":
                     calls.append(call.as_run(steps="decode_only"))
-                at = self.tokens
+                at = np.minimum(self.tokens, most) if most else self.tokens
                 padded = call.as_run(steps="with_prefill").timed(call.latency_us[at], call.origin[at], ranks)
                 calls.append(padded)
             places.append(len(calls))
@@ -221,8 +227,12 @@ def captured_prompts(
     return graphs if most is None else graphs.up_to(most)
 
 
-def padded_steps(layout: Layout, graphs: PrefillGraphs, row_limit: int) -> PaddedSteps | None:
-    """Return how graphs pad a plan's steps with prefill; None for ranks, which are timed without padding."""
-    if layout.world_size != layout.tp:
+def padded_steps(
+    model: ModelSpec, layout: Layout, graphs: PrefillGraphs | None, row_limit: int
+) -> PaddedSteps | None:
+    """Return how steps with prefill differ in tokens; None if not, and for ranks, which are not padded."""
+    most = tuple(getattr(kind.attention, "most_new", 0) for kind in model.kinds)
+    if layout.world_size != layout.tp or (graphs is None and not any(most)):
         return None
-    return PaddedSteps(np.array([graphs.padded(tokens) for tokens in range(row_limit + 1)]))
+    tokens = range(row_limit + 1)
+    return PaddedSteps(np.array(tokens if graphs is None else [graphs.padded(one) for one in tokens]), most)

@@ -258,7 +258,7 @@ def plan_recipe(
     check_adapters(model, layout, execution, options)
     row_limit = max(options.step_tokens, options.step_seqs)
     graphs = captured_prompts(model, layout, execution, options.engine, gpu)
-    padded = None if graphs is None else padded_steps(layout, graphs, row_limit)
+    padded = padded_steps(model, layout, graphs, row_limit)
     rows, attention = call_latencies(
         model, layout, execution, curves, row_limit if padded is None else padded.limit
     )

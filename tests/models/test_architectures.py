@@ -137,8 +137,6 @@ def test_names_of_families_are_supported_and_no_others() -> None:
     served = {name for family in read for names in family.classes.values() for name in names}
     for one in shipped_registry().architectures():
         assert (one.name in served) == (one.status in (SUPPORTED, SAME)), one.name
-    refused = {one.name: one.why for one in shipped_registry().architectures() if one.status == MISSING}
-    assert "no operator times these" in refused["DeepseekV41ForCausalLM"]
     statuses = {one.name: one.status for one in shipped_registry().architectures()}
     # what presets are served as
     for name in model_names():

@@ -73,7 +73,6 @@ def test_names_of_public_threads(hf_id: str, preset: str, dtype: str) -> None:
 @pytest.mark.parametrize(
     ("hf_id", "why", "supported"),
     [
-        ("deepseek-ai/DeepSeek-V4.1-Flash", "layers share compressed caches", "deepseek-v4-flash"),
         ("Qwen/Qwen3.8-Flash-Next", r"blocks of keys that an indexer picks \(QSA\)", "qwen3.8-27b"),
     ],
 )

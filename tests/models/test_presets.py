@@ -48,6 +48,10 @@ PUBLISHED = {
     "deepseek-v3.1": Published("671", "37", kv((61, 1, 576)), CARD),
     "deepseek-v4-flash": Published("284", "13", compressed(21, 20, 2), CARD),
     "deepseek-v4-pro": Published("1.6e3", "49", compressed(30, 31, 0), CARD),
+    # 552 B and 197 B of n-grams, 16 B active in decodes; every layer but four keeps a window alone
+    "deepseek-v4.1-flash": Published(
+        "749", "16", 36 * 1024 + (1024 + 68) * 5 // 2, "headers of the checkpoint, sqliteai/warp docs/DS41.md"
+    ),
     "deepseek-v3.2": Published(
         "671", "37", dsa(61), "the model card of V3, whose layers it has beside indexers"
     ),
@@ -148,6 +152,7 @@ PUBLISHED = {
 NOT_COUNTED_AS_ACTIVE = {
     "deepseek-v4-flash": 1,
     "deepseek-v4-pro": 1,
+    "deepseek-v4.1-flash": 1,
     "deepseek-v3.2": 1,
     "glm-4.5": 1,
     "glm-4.5-air": 1,
@@ -256,7 +261,7 @@ ALSO_STORED = {
 }
 
 # Their fp8 caches are no half of bf16's: what is rotated stays in bf16, and there are scales.
-MIXED_CACHES = ("deepseek-v4-flash", "deepseek-v4-pro")
+MIXED_CACHES = ("deepseek-v4-flash", "deepseek-v4-pro", "deepseek-v4.1-flash")
 
 
 def digit(figure: str) -> float:
@@ -345,7 +350,7 @@ SHORTENED = {
 }
 
 
-REFUSED = {"deepseek-ai/DeepSeek-V4.1-Flash"}
+REFUSED: set[str] = set()
 
 # Copies of GLM-5.2's files. GLM-5.3 is published in fp8 (sgl-project/sglang#36827, and tensor by tensor
 # NVIDIA-NeMo/Megatron-Bridge#6117), GLM-5.3-BF16 in bf16; no other file names GLM-5.3-FP8.

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastroof.models.compressed import CompressedAttention, CompressedWidths, measured_as
+from fastroof.errors import UnsupportedModelError
+from fastroof.models.compressed import CompressedAttention, CompressedWidths, SharedEntries, measured_as
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.family import Family
 from fastroof.models.hf import Fields
@@ -37,8 +38,61 @@ def _layers(fields: Fields) -> list[LayerKind]:
         fields.size("index_topk"),
     )
     measured_as(fields.size("hidden_size"), widths)
+    experts, connections = _experts(fields), _connections(fields)
+
+    def layer(ratio: int) -> LayerKind:
+        attention = CompressedAttention(widths, ratio, None if ratio else widths.window)
+        return LayerKind(attention, experts, _NAMES[ratio], connections=connections)
+
+    return [layer(ratio) for ratio in _ratios(fields, num_layers)]
+
+
+def _shared_layers(fields: Fields) -> list[LayerKind]:
+    """Read layers of DeepSeek-V4.1: those that write entries, that pick again, and that reuse picks."""
+    measured = {name: fields.size(name) for name in _V41_SIZES}
+    if measured != _V41_SIZES:
+        unlike = ", ".join(f"{name} {size}" for name, size in measured.items() if size != _V41_SIZES[name])
+        raise UnsupportedModelError(
+            f"{fields.where}: {unlike}: only DeepSeek-V4.1-Flash's sizes are modelled"
+        )
+    num_layers = fields.num_layers
+    ratios = _ratios(fields, num_layers)
+    owners, pickers, engrams = (set(fields.numbers(f"{name}_ids") or ()) for name in _V41_LAYERS)
+    rows = fields.numbers("engram_num_embeddings") or []
+    if len(rows) != len(engrams) or min(rows, default=1) < 1:
+        raise fields.error("field engram_num_embeddings must have the rows of each of engram_layer_ids")
+    tables = dict(zip(sorted(engrams), rows, strict=True))
+    experts, connections = _experts(fields), _connections(fields)
+
+    def role(layer: int, ratio: int) -> str:
+        if not ratio:
+            return "swa"
+        kind = "full" if layer in owners else "reindex" if layer in pickers else "reuse"
+        return f"{kind}-{ratio}"
+
+    return [
+        LayerKind(
+            SharedEntries(role(i, ratio), tables.get(i, 0)),
+            experts,
+            role(i, ratio) + " engram" * (i in tables),
+            connections=connections,
+        )
+        for i, ratio in enumerate(ratios)
+    ]
+
+
+_V41_SIZES: Final = {
+    "hidden_size": 5120, "num_attention_heads": 64, "head_dim": 512, "q_lora_rank": 1280, "o_groups": 8,
+    "o_lora_rank": 1024, "sliding_window": 128, "index_n_heads": 32, "index_head_dim": 128, "index_topk": 512,
+    "candidate_topk_blocks": 2048, "candidate_block_size": 8, "hc_mult": 4, "engram_n_heads": 8,
+    "engram_max_ngram_size": 4, "engram_head_dim": 256,
+}  # fmt: skip
+_V41_LAYERS: Final = ("kv_source_layer", "index_source_layer", "engram_layer")
+
+
+def _experts(fields: Fields) -> RoutedExperts:
     intermediate = fields.size("moe_intermediate_size")
-    experts = RoutedExperts(
+    return RoutedExperts(
         fields.size("n_routed_experts"),
         fields.size("num_experts_per_tok"),
         intermediate,
@@ -46,13 +100,10 @@ def _layers(fields: Fields) -> list[LayerKind]:
         router_bias=True,
         adds_residual=False,
     )
-    connections = HyperConnections(fields.size("hc_mult"), fields.size("hc_sinkhorn_iters"))
 
-    def layer(ratio: int) -> LayerKind:
-        attention = CompressedAttention(widths, ratio, None if ratio else widths.window)
-        return LayerKind(attention, experts, _NAMES[ratio], connections=connections)
 
-    return [layer(ratio) for ratio in _ratios(fields, num_layers)]
+def _connections(fields: Fields) -> HyperConnections:
+    return HyperConnections(fields.size("hc_mult"), fields.size("hc_sinkhorn_iters"))
 
 
 def _ratios(fields: Fields, num_layers: int) -> list[int]:
@@ -64,6 +115,15 @@ def _ratios(fields: Fields, num_layers: int) -> list[int]:
     return fields.of_layers("compress_ratios", ratios, num_layers) or []
 
 
+_MODULES: Final = {
+    "q_down": ("attn.wq_a", "attn.wkv"),
+    "q_up": ("attn.wq_b",),
+    "o": ("attn.wo_a", "attn.wo_b"),
+    "index": ("attn.indexer.wq_b",),
+    "shared_gate_up": ("ffn.shared_experts.w1", "ffn.shared_experts.w3"),
+    "shared_down": ("ffn.shared_experts.w2",),
+}
+
 FAMILIES: Final = (
     Family(
         "deepseek-v4",
@@ -71,22 +131,14 @@ FAMILIES: Final = (
         _layers,
         reads=("n_routed_experts", "index_topk", "compress_ratios"),
         kv_dtype="fp8",
-        module_names={
-            "q_down": ("attn.wq_a", "attn.wkv"),
-            "q_up": ("attn.wq_b",),
-            "o": ("attn.wo_a", "attn.wo_b"),
-            "index": ("attn.indexer.wq_b",),
-            "shared_gate_up": ("ffn.shared_experts.w1", "ffn.shared_experts.w3"),
-            "shared_down": ("ffn.shared_experts.w2",),
-        },
+        module_names=_MODULES,
     ),
     Family(
         "deepseek-v4.1",
         {"deepseek_v41": ("DeepseekV41ForCausalLM",), "deepseek_v41_text": ("DeepseekV41ForCausalLM",)},
-        _layers,
-        refusal=(
-            "layers share compressed caches (kv_source_layer_ids), prompts pass half of the layers, and "
-            "n-grams are looked up (engram_layer_ids): no operator times these"
-        ),
+        _shared_layers,
+        reads=("n_routed_experts", "index_topk", "compress_ratios"),
+        kv_dtype="fp8",
+        module_names=_MODULES | {"engram": ("engram.embed",), "engram_in": ("engram.wkv",)},
     ),
 )

@@ -285,8 +285,12 @@ def _fp8(fields: Fields) -> Quantisation:
         return Quantisation(f"fp8, one scale per tensor, {scheme}", (*groups, default), excluded, kv_dtype)
     if scheme != "dynamic":
         raise fields.error(f"field activation_scheme must be dynamic with weight_block_size, got {scheme!r}")
-    default = Group("fp8_block", scale_bytes=block_scale_bytes(fields, "weight_block_size", block))
     method = f"fp8, blocks of {BLOCK} x {BLOCK}, dynamic"
+    if block == [MXFP4_GROUP, MXFP4_GROUP]:
+        # engines run them with a scale per 32 weights of a row
+        default, method = Group("mxfp8"), "fp8, blocks of 32 x 32, dynamic"
+    else:
+        default = Group("fp8_block", scale_bytes=block_scale_bytes(fields, "weight_block_size", block))
     if groups:
         where = "listed modules" if listed else "experts"
         method += f"; {' and '.join(sorted({group.dtype for group in groups}))} in {where}"
