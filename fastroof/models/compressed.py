@@ -57,21 +57,38 @@ class CompressedWidths(NamedTuple):
 
 def measured_as(hidden: int, widths: CompressedWidths) -> str:
     """Return the name of the measured model whose blocks have these widths."""
-    for name, shape in W.COMPRESSED_SHAPES.items():
-        if shape.has_entries and widths == _widths_of(shape) and hidden == shape.hidden:
+    measured = {name: one for name, one in W.COMPRESSED_SHAPES.items() if one.has_entries and not one.ratio}
+    for name, shape in measured.items():
+        if widths == _widths_of(shape) and hidden == shape.hidden:
             return name
     sizes = ", ".join(f"{name} {size}" for name, size in widths._asdict().items())
     raise UnsupportedModelError(
         f"compressed attention {hidden} wide ({sizes}) was not measured: blocks are those of "
-        f"{' and '.join(name for name, shape in W.COMPRESSED_SHAPES.items() if shape.has_entries)}"
+        f"{' and '.join(measured)}"
     )
 
 
 def _widths_of(shape: CompressedShape) -> CompressedWidths:
     return CompressedWidths(
         shape.num_heads, W.ENTRY, W.ROPE_DIM, shape.q_lora_rank, shape.num_heads // W.HEADS_A_GROUP,
-        W.O_LORA_RANK, W.WINDOW, W.INDEX_HEADS, W.INDEX_DIM, shape.topk,
+        W.O_LORA_RANK, W.WINDOW, shape.index_heads, W.INDEX_DIM, shape.topk,
     )  # fmt: skip
+
+
+def projections(hidden: int, widths: CompressedWidths, tp: int) -> dict[str, int]:
+    """Return the weights of a layer's projections on one GPU, by the role of their call."""
+    heads_width = widths.num_heads * widths.head_dim // tp
+    return {
+        "q_down": hidden * (widths.q_lora_rank + widths.head_dim),
+        "q_up": widths.q_lora_rank * heads_width,
+        "o": heads_width * widths.o_lora_rank + widths.o_groups // tp * widths.o_lora_rank * hidden,
+    }
+
+
+def group_obstacles(widths: CompressedWidths, tp: int) -> list[str]:
+    """Return why tensor parallelism cannot split the groups of heads; empty if it can."""
+    groups = widths.o_groups
+    return [f"{groups} groups of {widths.num_heads} query heads do not divide by {tp}"] if groups % tp else []
 
 
 @dataclass(frozen=True)
@@ -123,8 +140,7 @@ class SharedEntries:
         """Return why this layout cannot split it; empty if it can."""
         if layout.world_size != layout.tp:
             return ["layers that share entries and n-grams are timed with tp and ep alone"]
-        groups = self.shape.num_heads // W.HEADS_A_GROUP
-        return [f"{groups} groups of query heads do not divide by {layout.tp}"] if groups % layout.tp else []
+        return group_obstacles(_widths_of(self.shape), layout.tp)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Return the calls of one layer on one GPU, in execution order."""
@@ -164,13 +180,7 @@ class SharedEntries:
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""
         shape, tp = self.shape, layout.tp
-        heads_width = shape.num_heads * W.ENTRY // tp
-        groups = shape.num_heads // W.HEADS_A_GROUP // tp
-        weights = {
-            "q_down": hidden * (shape.q_lora_rank + W.ENTRY),
-            "q_up": shape.q_lora_rank * heads_width,
-            "o": heads_width * W.O_LORA_RANK + groups * W.O_LORA_RANK * hidden,
-        }
+        weights = projections(hidden, _widths_of(shape), tp)
         if shape.scored:
             weights["index"] = shape.q_lora_rank * shape.index_heads * W.INDEX_DIM
         if self.engram:
@@ -226,10 +236,7 @@ class CompressedAttention:
 
     def obstacles(self, layout: Layout) -> list[str]:
         """Return why this layout cannot split it; empty if it can."""
-        groups = self.widths.o_groups
-        if groups % layout.tp:
-            return [f"{groups} groups of {self.widths.num_heads} query heads do not divide by {layout.tp}"]
-        return []
+        return group_obstacles(self.widths, layout.tp)
 
     def calls(self, hidden: int, layout: Layout, execution: Execution) -> tuple[Call, ...]:
         """Return the calls of one layer on one GPU, in execution order."""
@@ -289,13 +296,8 @@ class CompressedAttention:
 
     def linear_weights(self, hidden: int, layout: Layout) -> dict[str, int]:
         """Return the linear weights of one layer on one GPU, by the role of their call."""
-        w, tp = self.widths, layout.tp
-        heads_width = w.num_heads * w.head_dim // tp
-        weights = {
-            "q_down": hidden * (w.q_lora_rank + w.head_dim),
-            "q_up": w.q_lora_rank * heads_width,
-            "o": heads_width * w.o_lora_rank + w.o_groups // tp * w.o_lora_rank * hidden,
-        }
+        w = self.widths
+        weights = projections(hidden, w, layout.tp)
         if self.ratio == W.CSA:
             weights["index"] = w.q_lora_rank * w.index_heads * w.index_dim
         return weights

@@ -19,7 +19,7 @@ TERM_OF: Final[dict[str, str]] = {
         "attn_norm_time": "attention_norm hyper_connection",
         "attention_layer_pre_proj_execution_time": (
             "qkv_quantise qkv q_down_quantise q_down q_up_quantise q_up kv_up_quantise kv_up "
-            "latent_products index state_in_quantise state_in"
+            "latent_products index state_in_quantise state_in engram engram_quantise engram_in"
         ),
         "attention_rope_execution_time": "qk_norm rope state_conv",
         "attention_kv_cache_save_execution_time": "kv_write",
@@ -39,7 +39,7 @@ TERM_OF: Final[dict[str, str]] = {
         ),
         "tensor_parallel_communication_time": (
             "attention_allreduce mlp_allreduce qk_norm_allreduce attention_scatter experts_gather "
-            "experts_dispatch experts_combine experts_scatter tokens_gather kv_gather"
+            "experts_dispatch experts_combine experts_scatter tokens_gather kv_gather engram_allreduce"
         ),
     }.items()
     for role in roles.split()
