@@ -275,10 +275,8 @@ class ModelSpec:
         obstacles = self._obstacles(layout)
         if obstacles:
             works = [tp for tp in TP_SIZES if not self._obstacles(Layout(tp, dp=layout.dp))]
-            raise PlanError(
-                f"{self.name} cannot run with tp={layout.tp}: {'; '.join(obstacles)}; "
-                f"valid: tp={', '.join(map(str, works))}"
-            )
+            valid = f"; valid: tp={', '.join(map(str, works))}" if works else ""
+            raise PlanError(f"{self.name} cannot run with tp={layout.tp}: {'; '.join(obstacles)}{valid}")
 
     def _obstacles(self, layout: Layout) -> list[str]:
         return list(dict.fromkeys(what for kind in self.kinds for what in kind.obstacles(layout)))

@@ -125,7 +125,7 @@ def check_kv_format(model: ModelSpec, options: PlanOptions, gpu: GpuSpec) -> Non
                 )
         elif row is not None and row.head_dims and heads.head_dim not in row.head_dims:
             raise PlanError(
-                f"{engine.title} has a {kv_dtype} KV cache on {gpu.name} for a head_dim of "
+                f"{engine.title} takes {kv_dtype} KV on {gpu.name} with a head_dim of "
                 f"{', '.join(map(str, row.head_dims))}, and {model.name} has {heads.head_dim}: {use}"
             )
 
