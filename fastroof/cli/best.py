@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from fastroof.cli.best_answer import deployment_document, print_answer, print_how_to_run, print_saved
+from fastroof.acceptance import parse_accepted
+from fastroof.cli.best_answer import (
+    deployment_document,
+    print_answer,
+    print_command,
+    print_how_to_run,
+    print_saved,
+)
+from fastroof.cli.fleet_options import ROUTER
+from fastroof.cli.named_plans import DRAFTS
 from fastroof.cli.option_groups import ENGINE_FACTS
 from fastroof.cli.options import GPU_NAMES, LIMITS_MS, Json, flag_of, limited_percentile, option
 from fastroof.cli.output import duration, print_json, print_line
 from fastroof.cli.shared_budget import TRAFFIC, one_for_all, print_shares, shared_document, shared_question
-from fastroof.command_group import Group, GroupValues, taking
+from fastroof.cli.workload_options import AT_ONCE, READ, REPLAYED, workload_requests
+from fastroof.command_group import Group, GroupValues, taking, warn
 from fastroof.errors import SweepError
 from fastroof.host import share_heaps, usable_processors
 from fastroof.progress import shown_progress
 
 if TYPE_CHECKING:
+    from fastroof.engines.launch import Command
     from fastroof.sweep import Recommendation
+    from fastroof.sweep.replay import Replay
 
 
 def parse_prices(given: list[str]) -> float | dict[str, float] | None:
@@ -50,6 +63,9 @@ Examples:
   fastroof best --model llama-3.1-70b --gpu h100 --rate 20 --isl 4000 --osl 500 --ttft 500 --tpot 30
   fastroof best --model llama-3.1-70b --model qwen3-8b --gpu h100 --gpus 16 --rate 4 --rate 30 \\
       --isl 3000 --isl 500 --osl 600 --osl 200 --tpot 40
+  fastroof best --model llama-3.1-70b --gpus 8 --trace mooncake.jsonl --router prefix_aware \\
+      --kv-tiers vllm-offloading:200GB --ttft 10000 --tpot 100
+  fastroof best --model llama-3.1-8b --gpus 8 --trace agents.jsonl --sessions --ttft 2000 --tpot 40
 
 With --model, every layout of a copy is compared (with experts also attention data parallelism, and experts
 whole or split over all GPUs; across nodes pipeline stages and wide expert parallelism), with copies that fill
@@ -65,10 +81,16 @@ that tie, the simplest is first. A runner-up is the best deployment of another G
 cache or engine. --save writes the command that starts a copy, one that measures it, the engine's YAML, a
 manifest and the rows.
 
-With --rate, the models share the GPUs, which are of one kind. Without --gpus each gets the fewest that hold
-its rate within the limits. Otherwise the smallest ratio of held to wanted rate is made as large as possible.
---rate, --isl, --osl, --ttft, --tpot, --itl, --e2e and --prefix-hit are then given once for all
-models, or once per --model in the same order. A SPEC.toml of gpu, total_gpus and [[traffic]] tables sets
+With --trace, deployments are those of `fastroof simulate`, at the engine's own limits of a step: each serves
+the trace once, and all of its requests count. The load is the highest rate within the limits, --rate of the
+trace (its sessions/s if it has some), --clients, or the most --sessions at once. Deployments are simulated in
+the order of the closed form, with a cache that loses nothing, until no other could serve more. The command of
+`fastroof simulate` that gives the same figures is printed.
+
+With --rate but no --trace, the models share the GPUs, which are of one kind. Without --gpus each gets the
+fewest that hold its rate within the limits. Otherwise the smallest ratio of held to wanted rate is made as
+large as possible. --rate, --isl, --osl, --ttft, --tpot, --itl, --e2e and --prefix-hit are then given once for
+all models, or once per --model in the same order. A SPEC.toml of gpu, total_gpus and [[traffic]] tables sets
 every option per model: model, isl, osl, requests_per_s, tpot_ms, dtype, engine, ...
 
 \b
@@ -102,11 +124,15 @@ ratio of held to wanted rate; 0 if the GPUs cannot run all models), gpus_left, n
 wanted rates; null if none were found), shares, questions (a model on a number of GPUs), total_s, saved.
 shares: one object per model [model, isl, osl, wanted_requests_per_s, held_requests_per_s, ratio, gpus,
 needed_gpus, default_limits, answer, deployment (as above)].
+
+\b
+JSON with --trace: isl, osl of answers are means; simulate: the words of a command per deployment.
 """
     + ENGINE_FACTS
 )
 
 _FEW_SKIPPED: Final = 2
+
 
 QUESTION: Final[Group] = {
     "gpu": option(
@@ -209,6 +235,16 @@ QUESTION: Final[Group] = {
 """What to deploy, and for which load, as arguments of :func:`fastroof.recommend`."""
 
 
+REPLAY: Final[Group] = {
+    **REPLAYED,
+    "trace": (REPLAYED["trace"][0], None),
+    **READ,
+    **AT_ONCE,
+    **ROUTER,
+    **DRAFTS,
+}
+"""A trace to judge deployments by, instead of --isl and --osl, and draft tokens."""
+
 SEARCH: Final[Group] = {
     "runners_up": option(int, "Maximum number of runners-up.", default=3, min=0),
     **{name: LIMITS_MS[name] for name in ("percentile", "mean")},
@@ -225,7 +261,7 @@ SEARCH: Final[Group] = {
 """How deployments are compared, as arguments of :func:`fastroof.recommend`."""
 
 
-@taking(question=QUESTION, search=SEARCH)
+@taking(question=QUESTION, replayed=REPLAY, search=SEARCH)
 def best(
     *,
     spec: Annotated[
@@ -244,6 +280,7 @@ def best(
         ),
     ] = None,
     question: GroupValues,
+    replayed: GroupValues,
     price: Annotated[
         list[str] | None,
         typer.Option(metavar="[GPU=]PRICE", help="Price per GPU hour, as h100=2.5; repeatable."),
@@ -267,8 +304,12 @@ def best(
     from fastroof.sweep.recommendations.files import check_place
 
     question = {**question, "allow_modelled": question["allow_modelled"] or None}
+    question["speculation"] = _speculation({name: replayed.pop(name) for name in DRAFTS})
     given = {name: value for name, value in question.items() if value not in (None, [])}
-    _check_question(spec, model, given)
+    replay = _replay(replayed, given)
+    if replay is not None and search["requests"] is not None:
+        raise SweepError("--num-requests draws requests; --limit takes the first ones of a trace")
+    _check_question(spec, model, given, has_trace=replay is not None)
     percentile = limited_percentile(search["percentile"], search.pop("mean"))
     if manifest is not None and save is None:
         raise typer.BadParameter(f"--manifest {manifest} needs --save DIR")
@@ -278,19 +319,20 @@ def best(
     options = {**search, "gpu_hour_price": parse_prices(price or []), "percentile": percentile}
     options["threads"] = search["threads"] or usable_processors()
     share_heaps(1)
-    shared = shared_question(spec, model, given)
+    shared = None if replay is not None else shared_question(spec, model, given)
     if shared is not None:
         _answer_shared(shared, options, save, platform, as_json=as_json)
         return
     given = one_for_all(given)
     with shown_progress("best", "candidates", quiet=as_json) as shown:
         if model:
-            found = recommend(model, **given, **options, progress=shown)
+            found = recommend(model, **given, **options, replay=replay, progress=shown)
         elif spec is not None:
             found = recommend_for_spec(spec, **options, progress=shown)
         else:
             found = _of_example(options | {"progress": shown})
     written = [] if save is None else found.save(save, platform)
+    commands = [] if replay is None else _simulations(found, replay, replayed)
     if as_json:
         print_json(
             {
@@ -298,11 +340,14 @@ def best(
                 "deployments": [deployment_document(one) for one in found.deployments],
                 "engines": found.engines,
                 "would_fit": found.would_fit,
+                **({} if replay is None else {"simulate": [command.words() for command in commands]}),
                 "saved": [str(path) for path in written],
             }
         )
         return
-    _print(found, is_question=bool(model))
+    _print(found, is_question=bool(model), replay=replay)
+    if replay is not None:
+        _print_simulations(found, replay, commands)
     if len(found.deployments) > 1 and model:
         print_line(
             f"each model was compared alone on all {given['total_gpus']} GPUs; --rate, once for all or once "
@@ -358,14 +403,92 @@ def _flag(name: str) -> str:
     return _FLAGS.get(name, flag_of(name))
 
 
-def _check_question(spec: Path | None, model: list[str] | None, given: dict[str, Any]) -> None:
+def _replay(replayed: GroupValues, given: dict[str, Any]) -> Replay | None:
+    """Read the trace to judge deployments by, and take its load out of the question."""
+    others = {name: value for name, value in replayed.items() if name not in ("router", "prefix_cache")}
+    if replayed["trace"] is None:
+        alone = [flag_of(name) for name, value in others.items() if value not in (None, [], False)]
+        if alone:
+            raise SweepError(f"{alone[0]} needs --trace, the requests to replay")
+        return None
+    from fastroof.sweep.replay import Replay
+
+    rates = given.pop("requests_per_s", [None])
+    if len(rates) > 1:
+        raise SweepError(f"--trace is replayed at one --rate, got {len(rates)}")
+    own = (*AT_ONCE, *ROUTER)
+    trace = workload_requests(**{name: value for name, value in replayed.items() if name not in own})
+    return Replay(trace, rate=rates[0], **{name: replayed[name] for name in own})
+
+
+def _simulations(found: Recommendation, replay: Replay, replayed: GroupValues) -> list[Command]:
+    """Return the commands that simulate the recommended deployments at their loads."""
+    from fastroof.engines.launch import Command
+    from fastroof.sweep.replay import simulate_options
+
+    usual = {name: default for name, (_, default) in ROUTER.items()}
+    typed = {name: value for name, value in replayed.items() if value not in (usual.get(name), None, [])}
+    for load in ("clients", "sessions", "rate_scale"):
+        typed.pop(load, None)
+    commands = []
+    for spec, answer in zip(found.specs, found.answers.answers, strict=True):
+        if answer.choices:
+            options = {**simulate_options(spec, answer.choices[0].row, replay), **typed}
+            each = {name: value if isinstance(value, list) else [value] for name, value in options.items()}
+            arguments = [
+                (flag_of(name),) if value is True else (flag_of(name), str(value))
+                for name, values in each.items()
+                for value in values
+            ]
+            commands.append(Command(("fastroof", "simulate"), tuple(arguments)))
+    return commands
+
+
+def _print_simulations(found: Recommendation, replay: Replay, commands: Sequence[Command]) -> None:
+    """Print the commands that simulate deployments, and what the replay and other commands leave out."""
+    from fastroof.simulation.steady import TURNOVERS
+
+    for command in commands:
+        print_line("to simulate it:")
+        print_command(command)
+    if commands:
+        tiers = "" if replay.kv_tiers is None else f"KV tiers {replay.kv_tiers} are not in the commands, and "
+        print_line(f"{tiers}the benchmark sends requests of the mean lengths, not the trace's")
+    for answer in found.answers.answers:
+        at_once = answer.choices[0].row["clients"] if answer.choices else 0.0
+        if at_once * TURNOVERS > len(replay.trace):
+            warn(
+                f"{len(replay.trace):,} requests are few for {at_once:,.0f} at once: the start and the end "
+                "of the replay weigh; `fastroof capacity` repeats a trace"
+            )
+
+
+def _speculation(given: GroupValues) -> dict[str, Any] | None:
+    """Return draft tokens as a specification has them; None without any."""
+    if all(value is None for value in given.values()):
+        return None
+    if given["num_draft_tokens"] is None or given["accepted"] is None:
+        raise SweepError("draft tokens need --num-draft-tokens and --accepted")
+    table = {**given, "accepted": parse_accepted("--accepted", given["accepted"])}
+    name, *pairs = (table.pop("draft") or "none").split(",")
+    for pair in pairs:
+        word, _, value = pair.partition("=")
+        if word not in ("tp", "dtype") or (word == "tp" and not value.isdecimal()):
+            raise SweepError(f"--draft is MODEL[,tp=1,dtype=bf16], got {pair!r}")
+        table[f"draft_{word}"] = int(value) if word == "tp" else value
+    return {**table, "draft": name}
+
+
+def _check_question(
+    spec: Path | None, model: list[str] | None, given: dict[str, Any], *, has_trace: bool
+) -> None:
     """Check that the options give either a whole question or a specification."""
     if model and spec is not None:
         raise SweepError(f"give --model or a specification, got --model {model[0]} and {spec}")
     if model:
         # with rates the fewest GPUs are the answer
-        is_free = "total_gpus" not in given and "requests_per_s" in given
-        needed = _NEEDED[is_free:]
+        is_free = "total_gpus" not in given and "requests_per_s" in given and not has_trace
+        needed = _NEEDED[:1] if has_trace else _NEEDED[is_free:]
         missing = [_flag(name) for name in needed if name not in given]
         if missing:
             example = "--rate 20" if is_free else "--gpus 8"
@@ -377,6 +500,8 @@ def _check_question(spec: Path | None, model: list[str] | None, given: dict[str,
         options = ", ".join(map(_flag, given))
         what = f"{spec} sets that: change it there" if spec else "name a model with --model"
         raise SweepError(f"{options} {'belongs' if len(given) == 1 else 'belong'} to --model; {what}")
+    elif has_trace:
+        raise SweepError("--trace belongs to --model; name a model with --model")
 
 
 def _of_example(options: dict[str, Any]) -> Recommendation:
@@ -398,11 +523,11 @@ def answers_document(value: Any) -> Any:
     return [answers_document(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def _print(found: Recommendation, *, is_question: bool) -> None:
+def _print(found: Recommendation, *, is_question: bool, replay: Replay | None = None) -> None:
     answers = found.answers
     for answer, deployment in zip(answers.answers, found.deployments, strict=True):
         would_fit = found.would_fit.get(answer.group["model"])
-        print_answer(answer, answers.objective, would_fit, found.engine_titles)
+        print_answer(answer, answers.objective, would_fit, found.engine_titles, replay)
         if deployment is not None:
             print_how_to_run(deployment)
     skipped = answers.skipped

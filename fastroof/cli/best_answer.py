@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from fastroof.engines.launch import Command
     from fastroof.sweep import Deployment
     from fastroof.sweep.answers import Answer, Choice, Margin
+    from fastroof.sweep.replay import Replay
 
 _NAMES: Final = {
     "ttft_ms": ("TTFT", "ms"),
@@ -59,7 +60,11 @@ def say_default_limits(limits: Mapping[str, float], model: str = "") -> None:
 
 
 def print_answer(
-    answer: Answer, objective: str, would_fit: dict[str, Any] | None, engines: Mapping[str, str]
+    answer: Answer,
+    objective: str,
+    would_fit: dict[str, Any] | None,
+    engines: Mapping[str, str],
+    replay: Replay | None = None,
 ) -> None:
     """Print what to run for one model and load; ``engines`` are their titles by name."""
     from fastroof.models.layout import copies_words
@@ -78,7 +83,7 @@ def print_answer(
         f"{row['kv_dtype']} KV cache, engine {engines[row['engine']]}, steps of up to "
         f"{row['max_num_batched_tokens']:,} tokens and {row['max_num_seqs']:,} requests{drafts_words(row)}"
     )
-    for line in _why(answer, objective):
+    for line in _why(answer, objective, replay):
         print_line(line, 2)
     print_line()
     limits = sorted(margin.name for margin in first.margins)
@@ -145,8 +150,11 @@ TIMES: Final = ("ttft_ms", "tpot_ms", "itl_ms", "request_latency_ms")
 """Limits that apply to a percentile or a mean."""
 
 
-def _limits_words(answer: Answer) -> list[str]:
+def _limits_words(answer: Answer, replay: Replay | None) -> list[str]:
     """Say what the limits are on, and why."""
+    if replay is not None:
+        requests = f"all {len(replay.trace):,} requests of {replay.trace.name}"
+        return [f"limits are on {answer.limits_on} of {requests}, replayed once, at {replay.load_words}"]
     if answer.limits_on != "mean":
         return [f"limits are on {answer.limits_on}, by simulation of requests that arrive at random"]
     if answer.why_mean == "no time has a limit":
@@ -213,7 +221,7 @@ def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
     return f"{counted} {of}. {may_help} may help"
 
 
-def _why(answer: Answer, objective: str) -> list[str]:
+def _why(answer: Answer, objective: str, replay: Replay | None) -> list[str]:
     """Why a deployment is recommended, in sentences."""
     from fastroof.models.layout import copies_words
     from fastroof.sweep.answers import EQUAL
@@ -240,7 +248,7 @@ def _why(answer: Answer, objective: str) -> list[str]:
         words = [of * (margin.name in TIMES) + _margin_words(margin) for margin in first.margins]
         lines.append(nearest + ", ".join(words))
     lines += _free_words(first)
-    lines += _limits_words(answer)
+    lines += _limits_words(answer, replay)
     if first.at_edge:
         lines.append("this is the largest load that was tried: a larger one may be better")
     ahead = min(others, key=lambda choice: choice.behind, default=first)
@@ -301,7 +309,7 @@ def print_how_to_run(deployment: Deployment) -> None:
         )
     for role, command in deployment.commands.items():
         print_line(f"to run {_ROLES[role]}{_copies_words(deployment, role)}:")
-        _print_command(command)
+        print_command(command)
         if command.config:
             from fastroof.documents import yaml_text
 
@@ -314,7 +322,7 @@ def print_how_to_run(deployment: Deployment) -> None:
             load += f" of the {row['requests_per_s']:,.4g}" if rate else f" of the {row['clients']:,.0f}"
         what = "one copy" if deployment.copies else "all workers"
         print_line(f"to check it, {what} with {load}{'' if rate else ' clients'}:")
-        _print_command(deployment.benchmark)
+        print_command(deployment.benchmark)
     for note in deployment.notes:
         print_line(note)
     print_line()
@@ -327,7 +335,8 @@ def _copies_words(deployment: Deployment, role: str) -> str:
     return f", {copies} times, each on {each} and with separate ports, the first"
 
 
-def _print_command(command: Command) -> None:
+def print_command(command: Command) -> None:
+    """Print a command to be copied."""
     _print_indented(command.shell(width=min(console().width - 2, 76)))
 
 

@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from fastroof.checks import shown
-from fastroof.cli.fleet_options import ROUTER
-from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.named_plans import DRAFTS, drafts_said, speculation_of
+from fastroof.cli.fleet_options import FLEET, given_fleet
+from fastroof.cli.named_plans import DRAFTS, drafts_said
 from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     ENGINE_SETTINGS,
@@ -21,7 +20,6 @@ from fastroof.cli.option_groups import (
     TABLES,
     engine_settings,
     plan_options,
-    simulated_plan,
 )
 from fastroof.cli.options import LIMITS_MS, Json, limited_percentile
 from fastroof.cli.output import (
@@ -34,16 +32,18 @@ from fastroof.cli.output import (
     print_table,
     range_words,
 )
-from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_requests
+from fastroof.cli.workload_options import AT_ONCE, WORKLOAD, print_left_out, workload_requests
 from fastroof.command_group import GroupValues, options_given, taking
 from fastroof.errors import SimulationError
 from fastroof.progress import shown_progress
+from fastroof.simulation.fleet_options import AUTOSCALE
 
 if TYPE_CHECKING:
     from fastroof import StepPlan
     from fastroof.simulation.capacity import Capacity
     from fastroof.simulation.capacity_search import Limits
     from fastroof.simulation.fewest_replicas import FewestReplicas, HourlyReplicas
+    from fastroof.simulation.most_sessions import MostSessions
 
 EPILOG: Final = (
     """\b
@@ -54,6 +54,8 @@ Examples:
   fastroof capacity --model llama-3.1-8b --trace mine.csv --rate-scale 4 --ttft 500 --fewest
   fastroof capacity --model llama-3.1-8b --ttft 500 --turns 3 --calls uniform:1:8 --tool 1.5 --think 20
   fastroof capacity --model llama-3.1-8b --hourly file:day.txt --ttft 500 --fewest --by-hour
+  fastroof capacity --model llama-3.1-8b --trace agents.jsonl --sessions --kv-tiers vllm-offloading:100GB \\
+      --ttft 2000 --tpot 40
   fastroof capacity my.toml -o capacities.parquet --resume
 
 A specification is that of a sweep with [workload] and [slo] instead of a load: each deployment is a row of
@@ -74,8 +76,10 @@ rate [requests_per_s, holds, served_per_s, growth, goodput, and the percentiles]
 sessions_per_s (requests_per_s / requests_per_session) and open_sessions, the mean number at once. With
 --fewest: replicas, gpus (0 where too many would be needed), limit, requests_per_s, sessions_per_s (of
 sessions), at_replicas; with --by-hour hours: one object
-each with hour and these, peak (replicas), gpu_hours, gpu_hours_at_peak. JSON of a specification: as
-`fastroof sweep`, best: one object a group.
+each with hour and these, peak (replicas), gpu_hours, gpu_hours_at_peak. With --sessions: sessions (the most
+at once; limit none: all there are), low and high (of them), limit, relative_error, basis, replicas, gpus,
+requests, simulations, at_capacity, simulated. JSON of a specification: as `fastroof sweep`, best: one object
+a group.
 """
     + ENGINE_FACTS
 )
@@ -88,10 +92,10 @@ _SHORT: Final = re.compile(r"([a-z0-9]+_p[0-9_]+)(?:_ms)?[=:]([0-9]*\.?[0-9]+)")
 
 @taking(
     limited=LIMITS_MS,
-    workload=WORKLOAD,
+    workload={**WORKLOAD, **AT_ONCE},
     plan=plan_options(without=("cp",)),
     given=ENGINE_SETTINGS,
-    routed=ROUTER,
+    fleet_options={name: option for name, option in FLEET.items() if name not in AUTOSCALE},
     speculative=DRAFTS,
     run=EXECUTION,
     measured=TABLES,
@@ -136,15 +140,14 @@ def capacity(
         ),
     ] = True,
     plan: GroupValues,
-    replicas: Annotated[int, typer.Option(min=1, help="Number of engines that share the requests.")] = 1,
-    routed: GroupValues,
+    fleet_options: GroupValues,
     speculative: GroupValues,
     fewest: Annotated[
         bool,
         typer.Option(
             "--fewest",
             help="Find the fewest replicas at the requests' rate (--rate, of sessions if they have several, "
-            "or --rate-scale).",
+            "or --rate-scale), or with --clients.",
         ),
     ] = False,
     by_hour: Annotated[
@@ -184,14 +187,15 @@ def capacity(
     assert model is not None
     if workload["rate"] is not None and not fewest:
         raise SimulationError("--rate needs --fewest: without it the rate is the answer")
+    sessions = workload.pop("sessions")
+    if sessions and fewest:
+        raise SimulationError("--sessions finds their number, --fewest that of replicas: give one of them")
     requests = workload_requests(**workload, period=period)
     settings = engine_settings(given)
-    settings |= {**routed, "threads": workers}
-    served = simulated_plan(
-        model, *gpu_and_tables(**measured), settings, plan, speculative["num_draft_tokens"]
-    )
-    settings["speculation"] = speculation_of(served, speculative, measured, plan["engine"])
-    options = {**settings, **limits, "steady": steady}
+    fleet_options |= dict.fromkeys(AUTOSCALE)
+    fleet = given_fleet(model, fleet_options, plan, settings, speculative, measured)
+    served, speculation = fleet.pools[-1].plan, fleet.pools[-1].speculation
+    options = {**limits, "threads": workers}
     found: Any
     show: Callable[[StepPlan, Any], None]
     if by_hour and not fewest:
@@ -200,21 +204,25 @@ def capacity(
         from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 
         find, show = (fewest_by_hour, _print_hours) if by_hour else (fewest_replicas, _print_fewest)
-        found = find(served, requests, **options)
+        found = find(fleet, requests, steady=steady, **options)
+    elif sessions:
+        from fastroof.simulation.most_sessions import most_sessions
+
+        found, show = most_sessions(fleet, requests, **options), _print_sessions
     else:
         from fastroof import capacity as largest_rate
 
-        options |= {"replicas": replicas, "draws": draws}
-        found, show = largest_rate(served, requests, **options), _print_capacity
+        found = largest_rate(fleet, requests, steady=steady, draws=draws, **options)
+        show = _print_capacity
     if as_json:
         left_out = getattr(requests, "left_out", {})
-        drafts = drafts_said(settings["speculation"])
+        drafts = drafts_said(speculation)
         facts = {**plan_facts(served), "tables_hash": served.tables_hash, "left_out": left_out, **drafts}
         print_json({**facts, **found.document()})
         return
     show(served, found)
-    if settings["speculation"] is not None:
-        print_line(str(settings["speculation"]))
+    if speculation is not None:
+        print_line(str(speculation))
     print_left_out(requests)
 
 
@@ -318,6 +326,32 @@ def _most_words(most: Capacity) -> str:
     if most.limit == "throughput":
         return f"{rate}; above it, requests arrive faster than they are served"
     return f"{rate}; above it, {limit} exceeds its limit first"
+
+
+def _print_sessions(plan: StepPlan, most: MostSessions) -> None:
+    """Print the most sessions at once, and other numbers of them."""
+    limit = limit_words(most.limit)
+    words = f"{most.sessions:,} at once; with one more, {limit} exceeds its limit first"
+    if most.limit == "none":
+        words = f"all {most.sessions:,} at once keep the limits"
+    elif not most.sessions:
+        words = f"not even one keeps {limit}"
+    print_line(f"{_deployment_words(plan)}, {counted(most.gpus, 'GPU')}: {words}")
+    if most.relative_error is not None:
+        error = percent(most.relative_error)
+        print_line(f"  {most.low:,} to {most.high:,} with steps {error} longer or shorter ({most.basis})")
+    print_line()
+    rows = [
+        [
+            f"{clients:,}",
+            "yes" if most.limits.holds(seen) else "no",
+            f"{seen.served_per_s:,.4g}",
+            *(f"{value:,.4g}" for value in seen.values_ms),
+        ]
+        for clients, seen in sorted(most.seen.items())
+    ]
+    print_table(["at once", "kept", "served/s", *_limit_columns(most.limits)], rows)
+    print_line(f"\n{most.simulations} simulations of {most.requests:,} requests, which all count")
 
 
 def _print_fewest(plan: StepPlan, few: FewestReplicas) -> None:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
+from fastroof.cli.gpu_tables import gpu_and_tables
+from fastroof.cli.named_plans import speculation_of
+from fastroof.cli.option_groups import simulated_plan
 from fastroof.cli.options import option
-from fastroof.command_group import Group
-from fastroof.simulation.fleet_options import OPTIONS, count
+from fastroof.command_group import Group, GroupValues
+from fastroof.simulation.fleet_options import OPTIONS, count, fleet_of_options
+
+if TYPE_CHECKING:
+    from fastroof import Fleet, StepPlan
 
 _HELP: Final[dict[str, tuple[str | None, ...]]] = {
     "replicas": ("Number of engines that share the requests; with --autoscale, at the start.",),
@@ -67,3 +73,23 @@ FLEET: Final[Group] = {name: _option(name) for name in OPTIONS}
 
 ROUTER: Final[Group] = {name: FLEET[name] for name in ("router", "prefix_cache", "kv_tiers")}
 """How requests find a replica, and what is cached in it and below it."""
+
+
+def given_fleet(
+    model: str,
+    options: GroupValues,
+    plan: GroupValues,
+    settings: dict[str, Any],
+    speculative: GroupValues,
+    measured: GroupValues,
+) -> Fleet:
+    """Return the fleet that options describe: those of FLEET, of a plan, engine, draft tokens and tables."""
+    what = (model, *gpu_and_tables(**measured), settings)
+
+    def compiled(own: dict[str, Any]) -> StepPlan:
+        return simulated_plan(*what, {**plan, **own}, speculative["num_draft_tokens"])
+
+    drafts: dict[str, Any] = {}
+    if any(value is not None for value in speculative.values()):
+        drafts = {"speculation": speculation_of(compiled({}), speculative, measured, plan["engine"])}
+    return fleet_of_options(options, compiled, {**settings, **drafts})

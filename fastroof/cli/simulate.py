@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 import fastroof
-from fastroof.cli.fleet_options import FLEET
-from fastroof.cli.gpu_tables import gpu_and_tables
-from fastroof.cli.named_plans import DRAFTS, speculation_of
+from fastroof.cli.fleet_options import FLEET, given_fleet
+from fastroof.cli.named_plans import DRAFTS
 from fastroof.cli.option_groups import (
     ENGINE_FACTS,
     ENGINE_SETTINGS,
     TABLES,
     engine_settings,
     plan_options,
-    simulated_plan,
 )
 from fastroof.cli.options import LIMITS_MS, Json, Model, limited_percentile, warn_beyond_context
 from fastroof.cli.output import (
@@ -35,11 +33,10 @@ from fastroof.cli.output import (
 )
 from fastroof.cli.workload_options import WORKLOAD, print_left_out, workload_trace
 from fastroof.command_group import GroupValues, taking, warn
-from fastroof.simulation.fleet_options import fleet_of_options
 from fastroof.units import GB, US_PER_S
 
 if TYPE_CHECKING:
-    from fastroof import Simulation, StepPlan
+    from fastroof import Simulation
 
 
 _TIMES: Final = {f"{name}_ms": words for name, words in TIMES.items()} | {"session_e2e_ms": "session"}
@@ -57,8 +54,11 @@ def print_simulation(sim: Simulation, answers: dict[str, Any]) -> None:
     arrivals = "all at once" if math.isnan(rate) else f"{rate:,.4g} requests/s"
     sent = arrivals
     if trace.is_closed:
-        each = len(trace) / (trace.clients or 1)
-        sent = f"{trace.clients:,} clients of {each:,.3g} requests each, all started together"
+        what, count = "requests", len(trace)
+        if "sessions" in answers:
+            what, count = "sessions", answers["sessions"]["sessions"]
+        each = count / (trace.clients or 1)
+        sent = f"{trace.clients:,} clients of {each:,.3g} {what} each, all started together"
     print_line(
         f"{len(trace):,} requests of {trace.name}, {sent}, {trace.input_tokens.mean():,.0f} tokens a prompt "
         f"and {trace.output_tokens.mean():,.0f} an answer on average"
@@ -244,6 +244,7 @@ Examples:
       --startup 120 --ttft 1000 --tpot 50
   fastroof simulate --model llama-3.1-8b --rate 20 --prefill-replicas 2 --decode-replicas 1 --kv-bandwidth 50
   fastroof simulate --model llama-3.1-8b --trace mooncake.jsonl --kv-tiers vllm-offloading:200GB
+  fastroof simulate --model llama-3.1-8b --trace agents.jsonl --clients 16
   fastroof simulate --model llama-3.1-70b --tp 8 --num-draft-tokens 3 --accepted 0.8,0.5,0.3 --draft mtp
   fastroof simulate --model llama-3.1-8b --rate 0.5 --turns 5 --calls uniform:1:10 --isl 4000 --growth 500 \
       --think exponential:20 --tool 1.5 --system-prompt 2000
@@ -339,15 +340,7 @@ def simulate(
         checked_page_path(report)
     settings = engine_settings(given)
     trace = workload_trace(**workload)
-    what = (model, *gpu_and_tables(**measured), settings)
-
-    def compiled(own: dict[str, Any]) -> StepPlan:
-        return simulated_plan(*what, {**plan, **own}, speculative["num_draft_tokens"])
-
-    drafts: dict[str, Any] = {}
-    if any(value is not None for value in speculative.values()):
-        drafts = {"speculation": speculation_of(compiled({}), speculative, measured, plan["engine"])}
-    fleet = fleet_of_options(fleet_options, compiled, {**settings, **drafts})
+    fleet = given_fleet(model, fleet_options, plan, settings, speculative, measured)
     served = fleet.pools[-1].plan.model
     longest = int((trace.input_tokens + trace.output_tokens).max(initial=0))
     warn_beyond_context(served.name, served.max_position, longest)

@@ -49,7 +49,9 @@ READ: Final = {
 """How files are read, to replay them or to draw lengths from them."""
 
 DRAWN: Final = {
-    "rate": option(float, "Mean rate of drawn requests, per second.", "PER_S"),
+    "rate": option(
+        float, "Mean rate of drawn requests, or to replay a trace at (its sessions if it has some).", "PER_S"
+    ),
     "burstiness": option(
         float, "Shape of gamma-distributed gaps, as in vLLM's load generator: 1 is Poisson.", "SHAPE"
     ),
@@ -61,7 +63,10 @@ DRAWN: Final = {
         "RATES",
     ),
     "clients": option(
-        int, "Number of clients of a closed loop, each of which waits for its last answer.", "CLIENTS"
+        int,
+        "Number of clients of a closed loop, each of which waits for its last answer, or has one session of "
+        "a trace after the other.",
+        "CLIENTS",
     ),
     "think": option(
         str,
@@ -107,6 +112,22 @@ WORKLOAD: Final[Group] = {
 }
 """The requests to serve: a trace to replay, or what to draw."""
 
+AT_ONCE: Final[Group] = {
+    "clients": DRAWN["clients"],
+    "sessions": option(
+        bool,
+        "Find the most sessions, or requests, at once instead of the highest rate: clients that each have "
+        "one after the other.",
+        None,
+        "--sessions",
+        default=False,
+    ),
+}
+"""Loads by what is open at once."""
+
+LOADS: Final = ("rate", "clients")
+"""Loads that a trace is replayed at instead of its own."""
+
 _FIELDS: Final = {
     "think": "think_s",
     "tool": "tool_s",
@@ -121,17 +142,19 @@ def workload_requests(**options: Any) -> Trace | Workload:
     """Return the trace or the workload that the options of WORKLOAD describe."""
     given = {name: value for name, value in options.items() if value not in (None, [])}
     reading = {name: given.pop(name) for name in READ if name in given}
-    drawn = [flag_of(name) for name in DRAWN if name in given]
     replayed = [flag_of(name) for name in (*REPLAYED, "period") if name in given]
+    load = {name: given.pop(name) for name in LOADS if "trace" in given and name in given}
+    drawn = [flag_of(name) for name in DRAWN if name in given]
     if drawn and replayed:
         raise TraceError(
             f"{', '.join(replayed)} replays a trace, {', '.join(drawn)} draws requests: give one of them; "
-            "--rate-scale replays a trace faster"
+            "--rate, --clients or --rate-scale replays a trace at another load"
         )
     if not drawn:
         from fastroof import load_trace
+        from fastroof.simulation.session_runs import at_load
 
-        return load_trace(
+        trace = load_trace(
             given.get("trace", "example"),
             **reading,
             time_zone=given.get("time_zone"),
@@ -139,6 +162,7 @@ def workload_requests(**options: Any) -> Trace | Workload:
             rate_scale=given.get("rate_scale", 1.0),
             period_s=given.get("period"),
         )
+        return at_load(trace, **load)
     from fastroof import Workload
 
     fields = {_FIELDS.get(name, name): value for name, value in given.items()}

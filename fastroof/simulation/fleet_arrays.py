@@ -26,7 +26,7 @@ from fastroof.simulation.pools import ROUTERS, EnginePool, Link, engines_of
 from fastroof.stopping import stop_flag
 from fastroof.traces.prompt_tree import LRU, has_identities, prompt_tree
 from fastroof.traces.trace import Trace
-from fastroof.traces.trace_sessions import links_of, of_rows
+from fastroof.traces.trace_sessions import links_of, of_rows, with_ends
 from fastroof.units import GIB, US_PER_S
 
 FIRST_BIN_US: Final = 1000.0
@@ -88,7 +88,7 @@ def features_of(pools: Sequence[EnginePool], trace: Trace, front_end: FrontEnd =
     settings = [pool.settings for pool in pools]
     needs = Features(
         timeouts=int(any(one.timeout_s < math.inf for one in settings)),
-        clients=int(trace.is_closed),
+        clients=int(trace.is_closed and not trace.has_parents),
         sessions=int(trace.has_parents),
         ranks=int(any(rank_rules(pool.plan).together > 1 for pool in pools)),
         stages=int(any(pool.plan.layout.pp > 1 for pool in pools)),
@@ -454,20 +454,29 @@ def _line_of(trace: Trace, served: Bools | None, count: int, link: Link | None) 
     line = np.zeros(1, R.LINE)
     line["think_us"] = trace.think_s * US_PER_S
     followers, children = np.zeros(0, R.FOLLOWER), np.zeros(0, np.int32)
-    if trace.is_closed:
-        line["clients"] = trace.clients
-    elif trace.parents is not None and trace.parent_offsets is not None and trace.delay_s is not None:
+    if trace.parents is not None and trace.parent_offsets is not None and trace.delay_s is not None:
         links = trace.links
         if served is not None:
             kept = of_rows(np.flatnonzero(served), trace.parents, trace.parent_offsets)
             links = links_of(kept["parents"], kept["parent_offsets"])
         which: Any = slice(None) if served is None else served
+        num_roots = len(links.roots)
+        unended: list[Any] = [links.parents_each, [0]]
+        delay_s: list[Any] = [trace.delay_s[which], [0.0]]
+        if trace.clients is not None:
+            # a session is over when all of its last requests are
+            assert trace.session is not None
+            links, last_each = with_ends(links, trace.session[which])
+            unended.append(last_each)
+            delay_s.append(np.full(len(last_each), trace.think_s))
         children = np.concatenate([links.roots, links.children])
-        followers = np.zeros(count + 1, R.FOLLOWER)
-        followers["children_at"] = len(links.roots) + links.child_offsets
-        followers["unended"][:-1] = links.parents_each
-        followers["delay_us"][:-1] = trace.delay_s[which] * US_PER_S
-        line["sessions"], line["num_roots"] = 1, len(links.roots)
+        followers = np.zeros(sum(map(len, unended)), R.FOLLOWER)
+        followers["children_at"][: count + 1] = num_roots + links.child_offsets
+        followers["unended"] = np.concatenate(unended)
+        followers["delay_us"] = np.concatenate(delay_s) * US_PER_S
+        line["sessions"], line["num_roots"] = 1, min(num_roots, trace.clients or num_roots)
+    elif trace.is_closed:
+        line["clients"] = trace.clients
     else:
         line["num_roots"] = count
     if link is not None:

@@ -26,16 +26,18 @@ _POOLS: Final[dict[str, Callable[[str], Any]]] = {
     "prefill_replicas": count, "decode_replicas": count, "prefill_tp": int, "kv_bandwidth": float,
     "back_pressure": bool,
 }  # fmt: skip
-_AUTOSCALE: Final[dict[str, Callable[[str], Any]]] = {
+AUTOSCALE: Final[dict[str, Callable[[str], Any]]] = {
     "autoscale": str, "min_replicas": count, "max_replicas": count, "startup": float,
     "scale_interval": float, "scale_down_delay": float,
 }  # fmt: skip
+"""Options of rules that start and stop replicas."""
+
 OPTIONS: Final[dict[str, tuple[Callable[[str], Any], Any]]] = {
     "replicas": (count, 1),
     "router": (str, "round_robin"),
     "prefix_cache": (str, "auto"),
     "kv_tiers": (str, None),
-    **{name: (kind, None) for name, kind in (_AUTOSCALE | _POOLS).items()},
+    **{name: (kind, None) for name, kind in (AUTOSCALE | _POOLS).items()},
 }
 """Each option with its type and default; :mod:`fastroof.cli.fleet_options` adds their help."""
 
@@ -74,7 +76,7 @@ def fleet_of_options(
     from fastroof.simulation.fleet import Fleet, Pool
 
     link = _link(options["replicas"], {name: options[name] for name in _POOLS})
-    autoscaler = _autoscaler({name: options[name] for name in _AUTOSCALE})
+    autoscaler = _autoscaler({name: options[name] for name in AUTOSCALE})
     caches = {name: options[name] for name in ("prefix_cache", "kv_tiers")}
     plan = compiled({})
     if link is None:

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from fastroof.arrays import Floats, Longs
+from fastroof.checks import is_number, shown
+from fastroof.errors import TraceError
 from fastroof.traces.trace import Trace
 from fastroof.traces.trace_checks import ids_at
 from fastroof.traces.trace_sessions import only_follow, places_of
@@ -53,6 +55,22 @@ def mean_rate(trace: Trace) -> float:
     start_s = session_starts(trace).start_s
     duration_s = float(start_s[-1] - start_s[0])
     return (1.0 - 1.0 / len(start_s)) * len(trace) / duration_s if duration_s else math.inf
+
+
+def at_load(trace: Trace, rate: float | None = None, clients: int | None = None) -> Trace:
+    """Return a trace at a rate, of sessions if it has some, or from clients of a closed loop; or as it is."""
+    if rate is not None and clients is not None:
+        raise TraceError(f"give a rate or clients, got {shown(rate)} and {shown(clients)}")
+    if clients is not None:
+        return trace.by_clients(clients)
+    if rate is None:
+        return trace
+    if not is_number(rate) or rate <= 0:
+        raise TraceError(f"rate must be requests/s, or sessions/s, above 0, got {shown(rate)}")
+    per_s = mean_rate(trace)
+    if not 0.0 < per_s < math.inf:
+        raise TraceError(f"trace {shown(trace.name)} has no rate to scale: all arrives at once")
+    return trace.rate_scaled(rate * (requests_per_session(trace) or 1.0) / per_s)
 
 
 def sped_up(trace: Trace, factor: float, time_scale: float) -> Trace:

@@ -20,6 +20,7 @@ from fastroof.sweep.recommendations import (
     recommend_for_spec,
     recommend_shared,
 )
+from fastroof.sweep.replay import Replay
 from fastroof.sweep.run import run_sweep
 from fastroof.sweep.steps import BestStep, StepSpec, StepSummary
 from fastroof.sweep.steps.plan_batches import LIMITS, BestBatches, best_batches, decode_times_us
@@ -37,6 +38,7 @@ __all__ = [
     "DeploymentSummary",
     "GpuShare",
     "Recommendation",
+    "Replay",
     "SharedBudget",
     "StepSpec",
     "StepSummary",

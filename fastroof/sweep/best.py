@@ -19,6 +19,7 @@ from fastroof.sweep.kinds import load_deployment_spec
 from fastroof.sweep.percentile_answer import by_percentile, compared_of, why_mean_of
 from fastroof.sweep.percentile_capacity import LEAST_REQUESTS
 from fastroof.sweep.percentile_search import PercentileSearch
+from fastroof.sweep.replay import Replay, ReplaySearch
 
 MOST_ROWS: Final = 200_000
 _KEY_OF: Final = {"request_rate_per_s": "rate"}
@@ -58,6 +59,7 @@ class RankingOptions(TypedDict, total=False):
     seed: int
     threads: int
     progress: Progress | None
+    replay: Replay | None
 
 
 def best_deployments(
@@ -69,6 +71,7 @@ def best_deployments(
     seed: int = 0,
     threads: int = 1,
     progress: Progress | None = None,
+    replay: Replay | None = None,
     tables_by_gpu: Mapping[str, GpuTables] | None = None,
 ) -> Answers:
     """Find the best deployment of each model, and the next best ones of other kinds.
@@ -95,6 +98,9 @@ def best_deployments(
     progress : callable, optional
         Called with a number done, the total and what is counted: ``candidates``, then ``deployments
         simulated``, whose total grows while more of them may be the best.
+    replay : Replay, optional
+        A trace to simulate instead of requests at random, each deployment with the settings of its row;
+        ``requests`` and ``seed`` do not matter then. Its mean lengths must be the spec's.
     tables_by_gpu : mapping, optional
         Loaded tables by the names of GPUs in the spec (default: they are loaded).
 
@@ -137,14 +143,22 @@ def best_deployments(
     narrowed = load_deployment_spec(loaded, changes)
     if tables_by_gpu is None:
         tables_by_gpu = load_tables_by_gpu(DeploymentSweep(loaded))
-    why_mean = "" if percentile is None else why_mean_of(loaded, percentile)
-    search = None
-    if percentile is not None and not why_mean:
+    why_mean = "" if percentile is None else why_mean_of(loaded, percentile, replay)
+    search: PercentileSearch | None = None
+    if replay is not None:
+        replay.check(percentile, why_mean)
+        assert percentile is not None
+        search = ReplaySearch(loaded, tables_by_gpu, percentile, replay, threads, progress)
+    elif percentile is not None and not why_mean:
         search = PercentileSearch(loaded, tables_by_gpu, percentile, requests, seed, threads, progress)
-    by_model, skipped = evaluate(narrowed, tables_by_gpu, threads, progress)
+    bounds = [narrowed] if replay is None else replay.bounds(narrowed)
+    by_model, skipped = evaluate(bounds, tables_by_gpu, threads, progress)
     objective = OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
     answers = []
     for model, evaluated in by_model.items():
+        if replay is not None:
+            # bounds have the tokens that no cache finds
+            evaluated.rows[:] = [{**row, "isl": loaded.isl[0]} for row in evaluated.rows]
         counts = evaluated.counts.copy()
         candidates = counts.pop("evaluated")
         for load in itertools.product(*(loaded.load_axes[name] for name in loads)):
@@ -159,6 +173,7 @@ def best_deployments(
             )  # fmt: skip
             if search is not None:
                 answer = by_percentile(answer, search, objective, 1 + runners_up)
+                skipped += tuple(sorted(search.lost))
             compared = compared_of(loaded, objective, answer.choices)
             answers.append(answer._replace(choices=answer.choices[: 1 + runners_up], families=compared))
     total = sum(evaluated.counts["evaluated"] for evaluated in by_model.values())
@@ -167,39 +182,40 @@ def best_deployments(
 
 
 def evaluate(
-    spec: DeploymentSpec,
+    specs: Sequence[DeploymentSpec],
     tables_by_gpu: Mapping[str, GpuTables],
     threads: int,
     progress: Progress | None,
 ) -> tuple[dict[str, _OfModel], tuple[str, ...]]:
-    """Run the sweep in memory; return the remaining rows and the counts of each model, and skipped plans."""
+    """Run sweeps in memory; return the remaining rows and the counts of each model, and skipped plans."""
     import pyarrow as pa
 
     from fastroof.arrow import arrow_schema
     from fastroof.models import load_model
     from fastroof.sweep.executors import local_results
 
-    names = {model: load_model(model).name for model in spec.models}
+    names = {model: load_model(model).name for model in specs[0].models}
     counts: dict[str, Counter[str]] = {name: Counter() for name in names.values()}
     skipped: dict[str, None] = {}  # a dict as an ordered set
-    sweep = DeploymentSweep(spec)
-    units = sweep.units()
-    total = sum(unit.size for unit in units)
-    batches = []
+    parts = [(sweep, sweep.units()) for sweep in map(DeploymentSweep, specs)]
+    total = sum(unit.size for _, units in parts for unit in units)
+    rows = []
     done = 0
     if progress is not None:
         progress(0, total, "candidates")
-    results = local_results(sweep, units, tables_by_gpu, threads)
-    for unit, result in zip(units, results, strict=True):
-        batches.append(result.rows)
-        counts[names[unit.plan.model]].update(result.counts)
-        model = unit.plan.model
-        skipped |= dict.fromkeys(why if model in why else f"{model}: {why}" for _, why in result.skipped)
-        done += unit.size
-        if progress is not None:
-            progress(done, total, "candidates")
-    table = pa.Table.from_batches(batches, arrow_schema(sweep.columns, {}))
-    rows = sweep.ordered(sweep.reduced(table)).to_pylist()
+    for sweep, units in parts:
+        batches = []
+        results = local_results(sweep, units, tables_by_gpu, threads)
+        for unit, result in zip(units, results, strict=True):
+            batches.append(result.rows)
+            counts[names[unit.plan.model]].update(result.counts)
+            model = unit.plan.model
+            skipped |= dict.fromkeys(why if model in why else f"{model}: {why}" for _, why in result.skipped)
+            done += unit.size
+            if progress is not None:
+                progress(done, total, "candidates")
+        table = pa.Table.from_batches(batches, arrow_schema(sweep.columns, {}))
+        rows += sweep.ordered(sweep.reduced(table)).to_pylist()
     by_name = {name: model for model, name in names.items()}
     by_model = {
         name: _OfModel([row for row in rows if row["model"] == name], counted, by_name[name])
@@ -224,7 +240,7 @@ def _nearest(
     changes |= {_KEY_OF.get(name, name): [value] for name, value in group.items()}
     changes |= {"models": [model], "keep": "all", "histogram": False, "per": ["model"]}
     narrowed = load_deployment_spec(spec, changes)
-    (evaluated,) = evaluate(narrowed, tables_by_gpu, threads, None)[0].values()
+    (evaluated,) = evaluate([narrowed], tables_by_gpu, threads, None)[0].values()
     return nearest_to_limits(narrowed, evaluated.rows)
 
 

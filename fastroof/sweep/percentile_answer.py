@@ -11,9 +11,10 @@ from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.deployments.columns import MINIMIZED
 from fastroof.sweep.percentile_capacity import LIMITED, limit_name, percentile_limits
 from fastroof.sweep.percentile_search import FAMILIES, PercentileSearch, family_of
+from fastroof.sweep.replay import Replay
 
 
-def why_mean_of(spec: DeploymentSpec, percentile: float) -> str:
+def why_mean_of(spec: DeploymentSpec, percentile: float, replay: Replay | None = None) -> str:
     """Return why a question cannot be answered by a percentile; empty if it can."""
     if not percentile_limits(spec, percentile):
         return "no time has a limit"
@@ -23,7 +24,7 @@ def why_mean_of(spec: DeploymentSpec, percentile: float) -> str:
         return "energy is that of mean steps"
     if "clients" in spec.per:
         return "the number of clients is given"
-    if spec.speculation is not None:
+    if spec.speculation is not None and replay is None:
         return "draft tokens are counted as means; `fastroof capacity` simulates them"
     return ""
 

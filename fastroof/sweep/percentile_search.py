@@ -95,6 +95,8 @@ class PercentileSearch:
         self.spec, self.seed, self.threads = spec, seed, threads
         self._progress, self._done, self._known = progress, 0, 0
         self._given_requests = requests
+        self.most_kinds = MOST_KINDS
+        self.lost: list[str] = []
         self.requests = self._screened = 0
         self._tables_by_gpu = tables_by_gpu
         self.percentile = percentile
@@ -155,7 +157,7 @@ class PercentileSearch:
 
         families = [family_of(self.spec, row) for row in rows]
         done = 0
-        while done < min(len(rows), MOST_KINDS):
+        while done < min(len(rows), self.most_kinds):
             batch = range(done, min(done + BATCH, len(rows)))
             enough = done >= max(LEAST_KINDS, 2 * least)
             if enough and is_rate and sum(self._is_enough(one) for one in leaders) >= least:
@@ -227,33 +229,22 @@ class PercentileSearch:
             most = most._replace(values_ms=leader.kind.values_ms(*at))
         means = leader.kind.means_ms(*at)
         clients = per_s * means["request_latency_ms"] / 1e3
-        tokens_per_s = per_s * row["osl"]
-        per_gpu = tokens_per_s / row["total_gpus"]
-        price = self.spec.price(row["gpu"])
         alike = _at_load(self.spec, row, leader.setting, clients, self._tables_by_gpu)
-        tpot_ms = None if math.isnan(means["tpot_ms"]) else means["tpot_ms"]
-        changed = {
-            **means,
-            **dict.fromkeys(("tpot_ms", "itl_ms"), tpot_ms),
-            "clients": clients,
-            "requests_per_s": per_s,
-            "tokens_per_s": tokens_per_s,
-            "tokens_per_s_per_gpu": per_gpu,
-            "tokens_per_s_per_user": None if tpot_ms is None else 1e3 / tpot_ms,
-            "cost_per_million_tokens": None if price is None else price / SECONDS_PER_HOUR * 1e6 / per_gpu,
-        }
-        return {**alike, **changed}, most._replace(clients=clients)
+        row = row_at(self.spec, alike, means, per_s, per_s * row["osl"], clients)
+        return row, most._replace(clients=clients)
 
     def _nearest(self, failed: Sequence[SimulatedKind]) -> tuple[dict[str, Any], dict[str, float]] | None:
         """Return the kind whose worst percentile is least above its limit with hardly any load."""
         found = []
         for kind in failed:
-            steps = Settings.of(self.spec, kind)
-            at = (steps.setting(steps.start(kind.row)), ALMOST_NO_LOAD, self._screened, self.seed)
             with suppress(FastroofError):
-                found.append((kind.row, kind.values_ms(*at)))
+                found.append((kind.row, self._least_ms(kind)))
         worst = [max(value / self.limits[name] for name, value in values.items()) for _, values in found]
         return found[worst.index(min(worst))] if found else None
+
+    def _least_ms(self, kind: SimulatedKind) -> dict[str, float]:
+        steps = Settings.of(self.spec, kind)
+        return kind.values_ms(steps.setting(steps.start(kind.row)), ALMOST_NO_LOAD, self._screened, self.seed)
 
     def _mapped(self, function: Callable[[_T], _R], values: Sequence[_T]) -> list[_R]:
         with ThreadPoolExecutor(self.threads) if self.threads > 1 else nullcontext() as pool:
@@ -323,6 +314,31 @@ class Settings(NamedTuple):
     def setting(self, at: Point) -> Setting:
         """Return a point of the grid."""
         return Setting(self.budgets[at[1]], self.seqs[at[0]], self.prefill_workers[at[2]])
+
+
+def row_at(
+    spec: DeploymentSpec,
+    row: Mapping[str, Any],
+    means: Mapping[str, float],
+    per_s: float,
+    tokens_per_s: float,
+    clients: float,
+) -> dict[str, Any]:
+    """Return a row with what was simulated: mean times, ms, requests/s, output tokens/s and clients."""
+    per_gpu = tokens_per_s / row["total_gpus"]
+    price = spec.price(row["gpu"])
+    tpot_ms = None if math.isnan(means["tpot_ms"]) else means["tpot_ms"]
+    return {
+        **row,
+        **means,
+        **dict.fromkeys(("tpot_ms", "itl_ms"), tpot_ms),
+        "clients": clients,
+        "requests_per_s": per_s,
+        "tokens_per_s": tokens_per_s,
+        "tokens_per_s_per_gpu": per_gpu,
+        "tokens_per_s_per_user": None if tpot_ms is None else 1e3 / tpot_ms,
+        "cost_per_million_tokens": None if price is None else price / SECONDS_PER_HOUR * 1e6 / per_gpu,
+    }
 
 
 def _at_load(

@@ -94,9 +94,9 @@ class Trace:
         Name in reports.
     clients : int, optional
         In a closed loop, the number of clients that send the requests in turn, each after the answer to its
-        last.
+        last. With parents each has one session after the other, which starts with one request.
     think_s : float, default 0
-        In a closed loop, seconds between the end of an answer and the client's next request.
+        In a closed loop, seconds between the end of an answer and the client's next request, or session.
     left_out : mapping of str to int
         Number of rows of the file that are not requests, by reason.
     order : array of int, shape (requests,), optional
@@ -215,8 +215,6 @@ class Trace:
                 alone = "delay_s" if self.parent_offsets is None else "parent_offsets"
                 raise TraceError(f"{where}: {alone} goes with parents, the rows that each request waits for")
             return fields
-        if self.clients is not None:
-            raise TraceError(f"{where}: a closed loop's requests follow its clients: give clients or parents")
         parents = numbers_in_a_row(where, "parents", self.parents, "iu").astype(np.int64)
         offsets = self.parent_offsets
         if offsets is not None:
@@ -234,6 +232,13 @@ class Trace:
             trace_sessions.checked_session(where, fields["session"], parents, offsets)
         else:
             fields["session"] = trace_sessions.components(parents, offsets)
+        if self.clients is not None:
+            _, roots_each = np.unique(fields["session"][np.diff(offsets) == 0], return_counts=True)
+            if (roots_each > 1).any():
+                raise TraceError(
+                    f"{where}: clients start a session with one request, but some of its "
+                    f"{len(roots_each):,} sessions start with several"
+                )
         return {**fields, "parents": parents, "parent_offsets": offsets} | found._asdict()
 
     @cached_property
@@ -329,6 +334,37 @@ class Trace:
         object.__setattr__(scaled, "arrival_s", arrival_s)
         object.__setattr__(scaled, "period_s", period_s)
         return scaled
+
+    def by_clients(self, clients: int) -> Trace:
+        """Return the same requests from clients of a closed loop, instead of their arrivals.
+
+        Parameters
+        ----------
+        clients : int
+            Number of clients, which all start at once. Each sends its next request after the answer to its
+            last, or starts its next session after the end of its last: the next of the trace that none has.
+
+        Returns
+        -------
+        Trace
+            Without arrivals and period; delays within sessions stay.
+
+        Raises
+        ------
+        TraceError
+            If the number is invalid, or a session starts with several requests.
+
+        Examples
+        --------
+        >>> Trace([0.0, 9.0], [8, 8], [1, 1]).by_clients(1)
+        Trace('trace', 2 requests, 1 clients)
+        """
+        fields: dict[str, Any] = {
+            "arrival_s": np.zeros(len(self)), "clients": clients, "period_s": None, "order": None,
+        }  # fmt: skip
+        closed = replace(self, **fields)
+        object.__setattr__(closed, "order", self.order[closed.order])
+        return closed
 
     def limited(self, limit: int) -> Trace:
         """Return the first requests by arrival.

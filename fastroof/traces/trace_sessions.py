@@ -41,6 +41,20 @@ def links_of(parents: Longs, offsets: Longs) -> Links:
     return Links(roots, children.astype(np.int32), child_offsets.astype(np.int64), each)
 
 
+def with_ends(links: Links, session: Longs) -> tuple[Links, Longs]:
+    """Return links in which a row for each session follows its last requests, and how many these are.
+
+    The rows of sessions come after those of all requests and one more.
+    """
+    counts = np.diff(links.child_offsets)
+    last = np.flatnonzero(counts == 0)
+    _, of_last, last_each = np.unique(session[last], return_inverse=True, return_counts=True)
+    ended = (len(counts) + 1 + of_last).astype(np.int32)
+    children = np.insert(links.children, links.child_offsets[last], ended)
+    offsets = np.concatenate([[0], np.cumsum(np.maximum(counts, 1))])
+    return links._replace(children=children, child_offsets=offsets), last_each
+
+
 def places_of(starts: Longs, counts: Longs) -> Longs:
     """Return the places of rows' elements in an array that holds them one row after the other."""
     ends = np.cumsum(counts)

@@ -185,7 +185,7 @@ def test_requests_and_page_are_written(trace: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--rate", "5"), "give one of them"),
+        (("--isl", "5"), "give one of them"),
         (("--router", "by_name"), "router must be one of"),
         (("--ttft", "0"), "ttft_ms must be milliseconds above 0"),
         (("--ttft", "9", "--percentile", "101"), "percentile must be a number above 0 and up to 100"),

@@ -107,7 +107,7 @@ def test_a_custom_log_is_read_by_the_options(tmp_path: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--trace", "example", "--rate", "5"), "--trace replays a trace, --rate draws requests"),
+        (("--trace", "example", "--isl", "5"), "--trace replays a trace, --isl draws requests"),
         (("--limit", "5", "--isl", "5"), "--limit replays a trace, --isl draws requests"),
         (("--ramp", "2-20"), "--ramp needs"),
         (("--ramp", "2"), "ramp must be two or more"),

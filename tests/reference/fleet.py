@@ -56,9 +56,12 @@ class Fleet:
             one.begin(self.now_us)
         # those to come, with their arrivals known, and those that wait for a client of a closed loop
         is_closed = trace.clients is not None
-        self.unsent = deque(there if is_closed else ())
-        self.coming = deque(() if is_closed else (one for one in there if not one.parents))
+        first = [one for one in there if not one.parents]
+        self.unsent = deque(first if is_closed else ())
+        self.coming = deque(() if is_closed else first)
         self.freed: set[int] = set()
+        self.over: set[int] = set()
+        """Sessions that have ended."""
         for _ in range(trace.clients or 0):
             self._send_next(self.now_us)
 
@@ -170,7 +173,8 @@ class Fleet:
     def _end(self, request: Request, status: int | None) -> None:
         """Let the client send its next request, and requests start that wait for this one."""
         request.status = status
-        self._send_next(self.now_us + self.trace.think_s * US_PER_S)
+        if self._is_over(request):
+            self._send_next(self.now_us + self.trace.think_s * US_PER_S)
         for child in freed_children(request, self.requests):
             # parents may end at once
             if child.index not in self.freed:
@@ -178,9 +182,23 @@ class Fleet:
                 send(child, max(child.arrival_us, self.now_us + child.delay_us), self.timeout_us)
                 insort(self.coming, child, key=lambda one: (one.arrival_us, one.index))
 
+    def _is_over(self, request: Request) -> bool:
+        """Whether a client has nothing left to do for the request, or for its session, and did before."""
+        if self.trace.parents is None:
+            return True
+        session = int(self.trace.session[request.index])
+        if session in self.over:
+            return False
+        open_ones = [one for one in self.requests if one.status is None]
+        if any(self.trace.session[one.index] == session for one in open_ones):
+            return False
+        self.over.add(session)
+        return True
+
     def _send_next(self, at_us: float) -> None:
         if self.unsent:
-            self.coming.append(send(self.unsent.popleft(), at_us, self.timeout_us))
+            request = send(self.unsent.popleft(), at_us, self.timeout_us)
+            insort(self.coming, request, key=lambda one: (one.arrival_us, one.index))
 
 
 def serve(

@@ -193,3 +193,22 @@ def made_sessions(random: Random, trace: Trace) -> Trace:
         think_s=0.0,
         order=None,
     )
+
+
+def made_clients(random: Random, trace: Trace) -> Trace:
+    """Let clients have sessions of a trace's requests one after the other, each begun by one request."""
+    last: dict[int, list[int]] = {}
+    parents, offsets, session, delay_s = [], [0], [], []
+    most, delays_s = random.choice([1, 3, len(trace)]), random.choice([[0.0], [0.0, 0.02]])
+    for row in range(len(trace)):
+        of = random.randrange(most)
+        own = random.sample(last.get(of, []), min(random.choice([1, 1, 2]), len(last.get(of, []))))
+        last.setdefault(of, []).append(row)
+        parents += own
+        offsets.append(len(parents))
+        session.append(of)
+        delay_s.append(random.choice(delays_s) if own else 0.0)
+    links = {"parents": np.array(parents, np.int64), "parent_offsets": offsets, "session": session}
+    whole = replace(trace, **links, delay_s=delay_s, clients=None, think_s=0.0, order=None)
+    closed = whole.by_clients(random.choice([1, 2, 5, len(trace)]))
+    return replace(closed, think_s=random.choice([0.0, 0.004]))

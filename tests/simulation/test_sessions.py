@@ -17,7 +17,14 @@ from fastroof import Trace, Workload
 from fastroof.errors import SimulationError, TraceError
 from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.steady import Run
-from tests.reference.made_workloads import PLANS, a_trace, an_engine, made_sessions, made_workload
+from tests.reference.made_workloads import (
+    PLANS,
+    a_trace,
+    an_engine,
+    made_clients,
+    made_sessions,
+    made_workload,
+)
 from tests.reference.scheduler import REJECTED
 from tests.simulation.test_exactness import assert_equal, prove
 
@@ -43,6 +50,13 @@ def test_small_sessions_are_served_as_by_a_naive_scheduler(plans):
     """Every line of the loops, with the JIT off too."""
     _, statuses = prove(plans, (a_session_workload(seed, "tiny") for seed in range(100)))
     assert (statuses > 10).all()
+
+
+def test_sessions_of_clients_are_served_as_by_a_naive_scheduler(plans):
+    works = [made_workload(Random(seed), "tiny") for seed in range(60)]
+    closed = [work._replace(trace=made_clients(Random(at), work.trace)) for at, work in enumerate(works)]
+    _, statuses = prove(plans, closed)
+    assert (statuses > 5).all()
 
 
 @pytest.mark.slow
@@ -133,7 +147,7 @@ def test_a_join_waits_for_the_last_and_a_fan_out_for_one(plans):
         ({"parents": [0, 1], "parent_offsets": [0, 0, 2, 1]}, "parent_offsets must be"),
         ({"parents": [0, 1], "parent_offsets": [0, 3, 1, 2]}, "parent_offsets must not decrease"),
         ({"delay_s": [0, 1, 1]}, "delay_s goes with parents"),
-        ({"parents": [-1, 0, 0], "clients": 2}, "give clients or parents"),
+        ({"parents": [-1, -1, 0], "session": [1, 1, 1], "clients": 2}, "clients start a session with one"),
     ],
 )
 def test_wrong_links_are_one_line(given, match):

@@ -140,12 +140,17 @@ def release_clients(fleet: Fleet, count: int, at_us: float) -> None:
 def _end_parent(
     line: Row, coming: Longs, requests: Rows, followers: Rows, children: Ints, request: int, now_us: float
 ) -> None:
-    """Let requests come whose last parent ended now."""
+    """Let requests come whose last parent ended now, and the next session of a client whose last one did."""
     for place in range(followers[request].children_at, followers[request + 1].children_at):
         child = int(children[place])
         follower = followers[child]
         follower.unended -= 1
-        if follower.unended == 0:
+        if follower.unended == 0 and child > len(requests):
+            # of a session of a client, which starts its next one
+            if line.num_roots < followers[0].children_at:
+                requests[children[line.num_roots]].arrival_us = now_us + follower.delay_us
+                line.num_roots += 1
+        elif follower.unended == 0:
             row = requests[child]
             row.arrival_us = max(row.arrival_us, now_us + follower.delay_us)
             push(coming, line.coming_size, requests.arrival_us, child)

@@ -50,22 +50,31 @@ def speculated_plan(
     spec: DeploymentSpec, plan: StepPlan, key: PlanKey, tables: GpuTables
 ) -> SpeculatedPlan | Lost:
     """Return a unit's plan with the spec's draft, in the form that the loops read."""
+    try:
+        return speculated(plan, drafts_of(spec, plan, key, tables))
+    except (BatchError, MissingTableError, PlanError) as error:
+        draft = spec.speculation.draft if spec.speculation is not None else ""
+        return lost(f"{plan.model.name} on {plan.gpu.name} {key.words}, draft {draft}", error)
+
+
+def drafts_of(
+    spec: DeploymentSpec, plan: StepPlan, key: PlanKey, tables: GpuTables
+) -> SpeculativeDecoding | None:
+    """Return the draft tokens of a unit's plan; None without any."""
     requested = spec.speculation
     if requested is None:
-        return speculated(plan, None)
-    name = f"{plan.model.name} on {plan.gpu.name} {key.words}, draft {requested.draft}"
+        return None
     draft: StepPlan | str | None = MTP if requested.draft == MTP else None
-    try:
-        if requested.draft_model is not None:
-            draft = compile_plan(
-                requested.draft_model, key.gpu, tables.tables, tp=requested.draft_tp or plan.tp,
-                dtype=requested.draft_dtype, kv_dtype=plan.kv_dtype, engine=key.engine, method=spec.method,
-                max_num_batched_tokens=plan.max_num_batched_tokens, max_num_seqs=plan.max_num_seqs,
-                curves=tables.curves,
-            )  # fmt: skip
-        return speculated(plan, SpeculativeDecoding(requested.num_draft_tokens, requested.accepted, draft))
-    except (BatchError, MissingTableError, PlanError) as error:
-        return lost(name, error)
+    if requested.draft_model is not None:
+        draft = compile_plan(
+            requested.draft_model, key.gpu, tables.tables, tp=requested.draft_tp or plan.tp,
+            dtype=requested.draft_dtype, kv_dtype=plan.kv_dtype, engine=key.engine, method=spec.method,
+            max_num_batched_tokens=plan.max_num_batched_tokens, max_num_seqs=plan.max_num_seqs,
+            curves=tables.curves,
+        )  # fmt: skip
+    return SpeculativeDecoding(requested.num_draft_tokens, requested.accepted, draft).for_model(
+        plan.model.name
+    )
 
 
 def limits_to_try(spec: DeploymentSpec, plan: StepPlan) -> tuple[int, ...]:

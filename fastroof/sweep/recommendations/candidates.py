@@ -154,10 +154,13 @@ def default_limits_words(limits: Mapping[str, float]) -> str:
     return ", ".join(names[name].format(ms) for name, ms in limits.items())
 
 
-def prompt_alone_ms(spec: DeploymentSpec) -> float | None:
-    """Return the TTFT of one client on a spec's fastest deployment; None if no deployment is possible."""
+def prompt_alone_ms(spec: DeploymentSpec, isl: int | None = None) -> float | None:
+    """Return the TTFT of one client on a spec's fastest deployment; None if no deployment is possible.
+
+    By default with the prompts of the spec.
+    """
     mode = MODES[0] if MODES[0] in spec.mode else spec.mode[0]
     alone = {"mode": mode, "clients": 1, "constraints": {}, "keep": "all", "objective": "goodput"}
-    one = load_deployment_spec(spec, alone)
-    (found,) = evaluate(one, load_tables_by_gpu(DeploymentSweep(one)), 1, None)[0].values()
+    one = load_deployment_spec(spec, alone | ({} if isl is None else {"isl": isl}))
+    (found,) = evaluate([one], load_tables_by_gpu(DeploymentSweep(one)), 1, None)[0].values()
     return min((row["ttft_ms"] for row in found.rows), default=None)

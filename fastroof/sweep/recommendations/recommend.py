@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict, Unpack
 from fastroof.arrow import ArrowRows
 from fastroof.checks import check_progress, shown, whole_number
 from fastroof.config import load_gpu
+from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import EngineProfile, load_engine
 from fastroof.errors import SweepError
 from fastroof.models import TP_SIZES, load_model
 from fastroof.sweep.answers import Answer, Answers
-from fastroof.sweep.best import REPORTED, RankingOptions, best_deployments
+from fastroof.sweep.best import PERCENTILE, REPORTED, RankingOptions, best_deployments
 from fastroof.sweep.deployments import DeploymentSpec, DeploymentSweep
 from fastroof.sweep.kind import load_tables_by_gpu
 from fastroof.sweep.kinds import load_deployment_spec
@@ -36,6 +37,7 @@ from fastroof.sweep.recommendations.candidates import (
 )
 from fastroof.sweep.recommendations.deployment import Deployment, deployment_of
 from fastroof.sweep.recommendations.files import save_deployments
+from fastroof.sweep.replay import Replay
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -65,6 +67,7 @@ class QuestionOptions(TypedDict, total=False):
     objective: str | None
     tables: str | Path | None
     allow_modelled: bool
+    speculation: Mapping[str, Any] | None
 
 
 class RecommendOptions(QuestionOptions, RankingOptions, total=False):
@@ -244,8 +247,8 @@ def recommend(
     gpu: Names = "h100",
     *,
     total_gpus: int,
-    isl: int,
-    osl: int,
+    isl: int | None = None,
+    osl: int | None = None,
     **options: Unpack[RecommendOptions],
 ) -> Recommendation:
     """Recommend deployments for models on a number of GPUs within limits.
@@ -259,7 +262,7 @@ def recommend(
     total_gpus : int
         Number of GPUs of one kind.
     isl, osl : int
-        Tokens per prompt and per output.
+        Tokens per prompt and per output; of a ``replay`` they are those of its trace.
     **options
         Any of the following.
 
@@ -303,6 +306,11 @@ def recommend(
         A folder of measured tables, or ``datasheet`` for none (default: each GPU's own).
     allow_modelled : bool
         Whether the datasheet model may replace kernels that were not measured (default: no).
+    speculation : mapping, optional
+        ``num_draft_tokens``, ``accepted`` and ``draft``, as a spec's (default: no draft tokens).
+    replay : Replay, optional
+        A trace to judge deployments by: each is simulated at its engine's own limits of a step, or those
+        given. The default limit on TTFT is of a long prompt alone, the percentile of the trace's.
     runners_up, percentile, requests, seed, threads, progress
         As in :func:`fastroof.sweep.best_deployments`.
 
@@ -337,9 +345,13 @@ def recommend(
         raise SweepError("model: the list is empty, need at least one")
     question: dict[str, Any] = {"gpu": gpu, "isl": isl, "osl": osl, **options}
     ranking = {name: question.pop(name) for name in RankingOptions.__annotations__ if name in question}
+    replay: Replay | None = ranking.get("replay")
+    if replay is not None:
+        question = _of_replay(replay, question)
     by_name = {load_model(one).name: one for one in models}
     specs = [deployment_question(one, total_gpus=total_gpus, **question) for one in by_name.values()]
-    found = recommended([with_default_limits(spec, question) for spec in specs], ranking)
+    longest = None if replay is None else replay.isl(ranking.get("percentile", PERCENTILE))
+    found = recommended([with_default_limits(spec, question, longest) for spec in specs], ranking)
     for answer in found.answers.answers:
         name = answer.group["model"]
         if not answer.choices and answer.nearest is None and answer.infeasible.get("memory"):
@@ -347,6 +359,21 @@ def recommend(
             if row is not None:
                 found.would_fit[name] = row
     return found
+
+
+def _of_replay(replay: Replay, question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a question with the lengths of a trace, and the engines' own limits of a step."""
+    both = [name for name in ("isl", "osl", "prefix_hit") if question.get(name)]
+    if both:
+        raise SweepError(f"a replay has lengths and prefixes of its own: leave {', '.join(both)} out")
+    gpus, engines = listed(question["gpu"]), listed(question.get("engine") or DEFAULT_ENGINE)
+    own = [load_engine(name).on(load_gpu(gpu)).scheduling for name in engines for gpu in gpus]
+    limits = {
+        name: sorted({getattr(one, name) for one in own})
+        for name in ("max_num_batched_tokens", "max_num_seqs")
+        if not question.get(name)
+    }
+    return {**question, **limits, "isl": replay.isl(), "osl": replay.osl}
 
 
 def recommend_for_spec(
@@ -381,13 +408,16 @@ def recommend_for_spec(
 
 
 def with_default_limits(
-    spec: DeploymentSpec, given: Mapping[str, Any]
+    spec: DeploymentSpec, given: Mapping[str, Any], longest: int | None = None
 ) -> tuple[DeploymentSpec, dict[str, float]]:
-    """Return a question with the limits that it lacks, and these; none if no deployment is possible."""
+    """Return a question with the limits that it lacks, and these; none if no deployment is possible.
+
+    That on TTFT is for a prompt of the spec, or of ``longest`` tokens.
+    """
     names = [name for name in LIMITED if given.get(name) is not None]
     if spec.osl == (1,):
         names.append("tpot_ms")  # a single token has no time per token
-    if not default_limits(names, 0.0) or (alone_ms := prompt_alone_ms(spec)) is None:
+    if not default_limits(names, 0.0) or (alone_ms := prompt_alone_ms(spec, longest)) is None:
         return spec, {}
     limits = default_limits(names, alone_ms)
     return load_deployment_spec(spec, {"constraints": spec.constraints.model_dump() | limits}), limits
