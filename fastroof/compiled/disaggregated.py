@@ -275,22 +275,3 @@ def disaggregated_estimates(
         if code != 0:
             return code, i, needed
     return 0, 0, 0.0
-
-
-@jit
-def worker_rates(
-    prefill_arena: Floats,
-    decode_arena: Floats,
-    isl: float,
-    osl: float,
-    decodes: float,
-    budget: float,
-    options: LinkOptions,
-) -> tuple[float, float]:
-    """Return the maximum request rate of one prefill worker and of one decode worker, 1/us."""
-    worker = _prefill_worker(prefill_arena, open_plan(prefill_arena), isl, budget, options)
-    decode = open_plan(decode_arena)
-    speculation = open_speculation(decode_arena, decode)
-    decode_us = _decode_us(decode_arena, decode, speculation, decodes, isl, osl)
-    slowest_us = max(worker.most_us / worker.most, _transfer_us(isl, options))
-    return 1.0 / slowest_us, decodes / (decode_steps(osl, speculation.accepted) * decode_us)

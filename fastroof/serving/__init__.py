@@ -1,12 +1,7 @@
 """Serving estimates: TTFT, TPOT and throughput of serving engines in steady state."""
 
 from fastroof.plan.speculation import SpeculativeDecoding, mtp_draft
-from fastroof.serving.disaggregated import (
-    DisaggregatedEstimate,
-    WorkerMatch,
-    estimate_disaggregated,
-    match_workers,
-)
+from fastroof.serving.disaggregated import DisaggregatedEstimate, estimate_disaggregated
 from fastroof.serving.engine_start import fit
 from fastroof.serving.estimate import estimate
 from fastroof.serving.fit_answer import Fit
@@ -20,11 +15,9 @@ __all__ = [
     "LargestSize",
     "ServingEstimate",
     "SpeculativeDecoding",
-    "WorkerMatch",
     "estimate",
     "estimate_disaggregated",
     "estimate_with_images",
     "fit",
-    "match_workers",
     "mtp_draft",
 ]

@@ -12,7 +12,7 @@ from fastroof.arrow import RELATIVE_ERROR, ArrowResult
 from fastroof.columns import Column
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled.serving_options import CODE_KV, CODE_SEQS, CODE_SIZES, FrontEndTimes
-from fastroof.errors import BatchError, PlanError, PlanRangeError
+from fastroof.errors import BatchError, PlanError
 from fastroof.plan.compile import check_plan
 from fastroof.plan.speculation import (
     SpeculatedPlan,
@@ -169,26 +169,6 @@ class DisaggregatedEstimate(ArrowResult):
         Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
         RELATIVE_ERROR,
     )
-
-
-class WorkerMatch(NamedTuple):
-    """Numbers of workers at which prefill and decode keep up with each other.
-
-    Attributes
-    ----------
-    prefill_workers, decode_workers : int
-        The smallest balanced numbers.
-    balance : float
-        The smaller of both rates over the larger.
-    prefill_requests_per_s, decode_requests_per_s : float
-        Request rate of one worker, 1/s.
-    """
-
-    prefill_workers: int
-    decode_workers: int
-    balance: float
-    prefill_requests_per_s: float
-    decode_requests_per_s: float
 
 
 def estimate_disaggregated(
@@ -364,100 +344,3 @@ def _refuse(
     shared_code = CODE_KV if code == loops.CODE_PREFILL_KV else code
     room = options.prefill_kv_tokens
     raise_scenario(workers.prefill, scenarios, shared_code, position, needed, room, "the prefill plan")
-
-
-def match_workers(
-    prefill_plan: StepPlan,
-    decode_plan: StepPlan,
-    isl: float,
-    osl: float,
-    decodes: float | None = None,
-    *,
-    max_num_batched_tokens: float | None = None,
-    link_bytes_per_s: float | None = None,
-    speculation: SpeculativeDecoding | None = None,
-    tolerance: float = 0.1,
-    max_workers: int = 32,
-) -> WorkerMatch:
-    """Find the smallest numbers of prefill and decode workers that keep up with each other.
-
-    Parameters
-    ----------
-    prefill_plan, decode_plan, isl, osl, max_num_batched_tokens, link_bytes_per_s, speculation
-        As in :func:`estimate_disaggregated`.
-    decodes : float, optional
-        Requests that decode together on one worker (default: as many as its KV cache holds and its plan
-        times). Fewer are faster for each client, but need more workers.
-    tolerance : float
-        Maximum lag of the slower side, as a share of the faster.
-    max_workers : int
-        Maximum number of workers; if none of them balance, the closest are returned.
-
-    Returns
-    -------
-    WorkerMatch
-        The numbers of workers, and the rate of each.
-
-    Raises
-    ------
-    PlanError, BatchError, PlanRangeError
-        As in :func:`estimate_disaggregated`.
-
-    Examples
-    --------
-    >>> import fastroof
-    >>> from fastroof.serving import match_workers
-    >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-    >>> long = match_workers(plan, plan, isl=8192, osl=128, decodes=32)
-    >>> long.prefill_workers > long.decode_workers
-    True
-    """
-    prefill_engine = engine_limits(prefill_plan.profile, max_num_batched_tokens=max_num_batched_tokens)
-    plans = Workers.of(prefill_plan, decode_plan, speculation)
-    decode_engine = engine_limits(decode_plan.profile, max_num_batched_tokens=max_num_batched_tokens)
-    options = plans.options(link_bytes_per_s, prefill_engine, decode_engine)
-    budget = prefill_engine.max_num_batched_tokens
-    tolerance = at_least("tolerance", tolerance, 0)
-    workers = int(at_least("max_workers", max_workers, 2))
-    isl, osl = at_least("isl", isl, 1), at_least("osl", osl, 2)
-    # rejects what neither plan can time
-    estimate_disaggregated(
-        prefill_plan, decode_plan, isl, osl, 1, max_num_batched_tokens=budget, speculation=speculation
-    )
-    most = min(
-        options.decode_kv_tokens / plans.decode_loops.memory().held_tokens(isl + options.osl_reserved * osl),
-        decode_plan.max_num_seqs,
-        decode_plan.max_num_batched_tokens / plans.decode_loops.tokens,
-    )
-    decodes = most if decodes is None else at_least("decodes", decodes, 1)
-    if decodes > most:
-        raise PlanRangeError(
-            f"decodes must be at most {int(most)}, which the KV cache of {decode_plan.tp} x "
-            f"{decode_plan.gpu.name} holds and the decode plan times, got {decodes:g}"
-        )
-    prefill_rate, decode_rate = loops.worker_rates(
-        plans.prefill_loops.arena,
-        plans.decode_loops.arena,
-        isl,
-        osl,
-        float(decodes),
-        float(budget),
-        options,
-    )
-
-    prefill_rate *= prefill_plan.batches_in_flight
-    decode_rate *= decode_plan.batches_in_flight
-
-    def balance(x: int, y: int) -> float:
-        pair = (x * prefill_rate, y * decode_rate)
-        return min(pair) / max(pair)
-
-    best = (1, 1)
-    for total in range(2, workers + 1):
-        split = max(((x, total - x) for x in range(1, total)), key=lambda pair: balance(*pair))
-        # a larger number must be better, not the same ratio again
-        if balance(*split) > balance(*best) * (1.0 + 1e-12):
-            best = split
-        if balance(*best) >= 1.0 - tolerance:
-            break
-    return WorkerMatch(*best, balance(*best), prefill_rate * US_PER_S, decode_rate * US_PER_S)

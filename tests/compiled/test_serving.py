@@ -404,13 +404,3 @@ def test_each_disaggregated_code(plan):
     code, needed, _ = apart(plan, (8, 900, 2000, 2, 1, 512), kv=1e6)
     assert code == disaggregated.CODE_DECODE_SEQS
     assert needed > plan.max_num_seqs
-
-
-def test_rates_of_one_worker(plan):
-    chosen = disaggregated.LinkOptions(1e5, 1e5, math.inf, 0.5, True, 0.0)
-    sizes = (100.0, 20.0, 8.0, 512.0)
-    prefill, decode = disaggregated.worker_rates(plan.arena, plan.arena, *sizes, chosen)
-    assert prefill == pytest.approx(5 / plan.prefill_us(100, 0, 5), rel=1e-9)
-    assert decode == pytest.approx(8 / 19 / plan.decode_us(8, 110), rel=0.01)
-    slow = chosen._replace(transfer_us_per_token=1000.0)
-    assert disaggregated.worker_rates(plan.arena, plan.arena, *sizes, slow) == (1e-5, decode)

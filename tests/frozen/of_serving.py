@@ -78,7 +78,7 @@ def estimates_by_default() -> Answers:
 
 
 def disaggregated() -> Answers:
-    """Workers that prefill and workers that decode, and how many of each match."""
+    """Workers that prefill and workers that decode."""
     answers = Answers()
     tables = product.h100_tables()
     loads = [load for load in LOADS if load[1] > 1 and load[0] < 8192]
@@ -96,9 +96,6 @@ def disaggregated() -> Answers:
             link_bytes_per_s=50e9, chunked_prefill=True, kv_reservation="full", max_num_seqs=100,
         )  # fmt: skip
         _kept(answers, f"{case}: 3 to 2 over a slow link", named, found)
-        for decodes in (None, 16):
-            match = product.match_workers(prefill, decode, 3000, 200, decodes)
-            answers.record(f"{case}: matched for decodes {decodes}", match)
     return answers
 
 

@@ -32,7 +32,6 @@ from fastroof.run.batch import step_table
 from fastroof.serving import (
     estimate,
     estimate_disaggregated,
-    match_workers,
 )
 from fastroof.simulation import Autoscaler, Fleet, Link, Pool, Trace, Workload
 from fastroof.sweep import best_batches, recommend, recommend_for_spec, recommend_shared
@@ -68,7 +67,6 @@ __all__ = [
     "load_model",
     "load_tables",
     "load_trace",
-    "match_workers",
     "memory_fields",
     "plan_bytes",
     "recommend",

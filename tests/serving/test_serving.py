@@ -16,12 +16,11 @@ from fastroof import compile_plan, serving
 from fastroof.cli import app
 from fastroof.cli.serving import EPILOG
 from fastroof.compiled.disaggregated import PrefillWorker, _prefill_time
-from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
+from fastroof.errors import BatchError, PlanError, PlanRangeError
 from fastroof.serving import (
     DisaggregatedEstimate,
     ServingEstimate,
     estimate_disaggregated,
-    match_workers,
 )
 from fastroof.serving.scenarios import KV_RESERVATIONS, broadcast
 from tests.reference.serving import closed_form, simulate_closed_loop, simulate_prefill_worker
@@ -372,30 +371,6 @@ def test_decode_is_undisturbed_and_prefill_alone(plan):
     np.testing.assert_allclose(apart.ttft_ms, sums, rtol=1e-9)
 
 
-def test_workers_that_match(plan):
-    for isl, osl, decodes in ((8192, 128, 32), (1024, 1024, 64), (1024, 1024, None), (4096, 256, 16)):
-        match = match_workers(plan, plan, isl, osl, decodes)
-        rates = (
-            match.prefill_workers * match.prefill_requests_per_s,
-            match.decode_workers * match.decode_requests_per_s,
-        )
-        assert match.balance == pytest.approx(min(rates) / max(rates))
-        assert match.balance >= 0.9
-        total = match.prefill_workers + match.decode_workers
-        finer = match_workers(plan, plan, isl, osl, decodes, tolerance=0.0, max_workers=40)
-        assert finer.balance >= match.balance
-        fewer = match_workers(plan, plan, isl, osl, decodes, max_workers=max(total - 1, 2))
-        assert fewer.balance <= 0.9 or total == 2
-    # with matched workers and clients enough, both sides are busy
-    match = match_workers(plan, plan, 4096, 256, 32, tolerance=0.02)
-    clients = 40 * match.decode_workers
-    got = estimate_disaggregated(
-        plan, plan, 4096, 256, clients, match.prefill_workers, match.decode_workers, max_num_seqs=32
-    )
-    assert got.prefill_load > 0.9
-    assert got.decodes > 0.9 * 32
-
-
 # -- wrong input ---------------------------------------------------------------------------------
 
 
@@ -502,9 +477,6 @@ def test_plans_have_to_go_together(h100, plan):
         estimate(large, 9, 9, 9)
     with pytest.raises(PlanRangeError, match=r"needs 9 tokens of KV cache, the prefill plan has room for 0"):
         estimate_disaggregated(large, split, 9, 9, 9)
-    for wrong in ({"decodes": 1e6}, {"tolerance": -1}, {"max_workers": 1}, {"isl": [1, 2]}, {"osl": 1}):
-        with pytest.raises(FastroofError, match=f"{next(iter(wrong))} must be"):
-            match_workers(plan, plan, **{"isl": 90, "osl": 90, **wrong})
 
 
 # -- the command ---------------------------------------------------------------------------------
