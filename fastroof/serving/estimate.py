@@ -29,7 +29,6 @@ from fastroof.serving.scenarios import (
     engine_limits,
     field_values,
     new_tokens,
-    prefix_options,
     raise_scenario,
     run_requests,
     steps_met,
@@ -64,7 +63,6 @@ def estimate(
     requests_per_client: float | str | None = None,
     speculation: SpeculativeDecoding | None = None,
     prefix_hit: Any = None,
-    prefix_len: Any = None,
     with_error: bool = False,
     with_energy: bool = False,
 ) -> ServingEstimate:
@@ -116,8 +114,8 @@ def estimate(
         many requests; ``"steady"`` leaves it out. Default: 10, or steady with ``arrivals="random"``.
     speculation : SpeculativeDecoding, optional
         Draft tokens that requests verify in a step, and how many of them are accepted.
-    prefix_hit, prefix_len : number or array_like, optional
-        Share of a prompt, or its tokens, found in the prefix cache; give only one of the two. Broadcast.
+    prefix_hit : number or array_like, optional
+        Share of a prompt found in the prefix cache. Broadcast.
     with_error : bool
         Also return the error of the mean decode step, see :meth:`fastroof.StepPlan.decode_error`, and those
         of TPOT and TTFT. Not with speculation, for which there are no measurements.
@@ -168,7 +166,7 @@ def estimate(
         "osl": osl,
         "clients": clients,
         "max_num_batched_tokens": engine.max_num_batched_tokens,
-        **prefix_options(prefix_hit, prefix_len),
+        **({} if prefix_hit is None else {"prefix_hit": prefix_hit}),
     }
     shape, arrays = broadcast(inputs)
     scenarios = dict(zip(inputs, arrays, strict=True))

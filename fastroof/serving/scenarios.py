@@ -62,31 +62,18 @@ def broadcast(scenarios: Mapping[str, Any]) -> tuple[tuple[int, ...], list[Float
     return shape, [np.array(np.broadcast_to(array, shape), order="C").reshape(-1) for array in arrays]
 
 
-def prefix_options(prefix_hit: Any, prefix_len: Any) -> dict[str, Any]:
-    """Return the given prefix-cache length by its name; 0 if none was given."""
-    given = {"prefix_hit": prefix_hit, "prefix_len": prefix_len}
-    given = {name: value for name, value in given.items() if value is not None}
-    if len(given) > 1:
-        raise BatchError("prefix_hit (share) and prefix_len (tokens) of a prompt are both given; give one")
-    return given
-
-
 def new_tokens(scenarios: Mapping[str, Floats]) -> Floats:
     """Return the prompt tokens to compute: those not in the prefix cache, and always the last."""
     isl = scenarios["isl"]
-    for name in ("prefix_hit", "prefix_len"):
-        if name not in scenarios:
-            continue
-        found = scenarios[name]
-        most = np.ones_like(isl) if name == "prefix_hit" else isl
-        wrong = ~((found >= 0.0) & (found <= most))
-        if wrong.any():
-            i = int(np.flatnonzero(wrong)[0])
-            raise BatchError(f"{name} must be from 0 to {most[i]:g}, got {found[i]:g} at position {i}")
-        new: Floats = np.maximum(isl * (1.0 - found) if name == "prefix_hit" else isl - found, 1.0)
-        # prompts of length 0 are rejected with the lengths
-        return np.minimum(new, isl)
-    return isl
+    if "prefix_hit" not in scenarios:
+        return isl
+    found = scenarios["prefix_hit"]
+    wrong = ~((found >= 0.0) & (found <= 1.0))
+    if wrong.any():
+        i = int(np.flatnonzero(wrong)[0])
+        raise BatchError(f"prefix_hit must be from 0 to 1, got {found[i]:g} at position {i}")
+    # prompts of length 0 are rejected with the lengths
+    return np.minimum(np.maximum(isl * (1.0 - found), 1.0), isl)
 
 
 def check_budgets(budgets: Floats, tokens: int) -> None:
@@ -114,11 +101,10 @@ def decode_errors(plan: StepPlan, decodes: Floats, kv_len: Floats, step_us: Floa
     return errors
 
 
-def at_least(name: str, value: float, least: float, most: float = math.inf) -> float:
+def at_least(name: str, value: float, least: float) -> float:
     """Return a checked number that all scenarios share."""
-    if not is_number(value) or not least <= float(value) <= most:
-        up_to = f" and up to {most:g}" if most < math.inf else ""
-        raise BatchError(f"{name} must be a number of at least {least:g}{up_to}, got {shown(value)}")
+    if not is_number(value) or not least <= float(value):
+        raise BatchError(f"{name} must be a number of at least {least:g}, got {shown(value)}")
     return float(value)
 
 

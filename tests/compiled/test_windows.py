@@ -302,7 +302,7 @@ def test_one_client_sees_its_own_steps(engine):
         )
         assert got.ttft_ms * 1e3 == pytest.approx(plan.prefill_us(isl), rel=1e-9)
     # cached tokens: the rest attends to a prefix, of which windowed layers read no more than their window
-    got = estimate(plan, 1000, 2, 1, max_num_batched_tokens=512, prefix_len=900)
+    got = estimate(plan, 1000, 2, 1, max_num_batched_tokens=512, prefix_hit=0.9)
     assert got.ttft_ms * 1e3 == pytest.approx(plan.prefill_us(100, 900), rel=1e-9)
 
 

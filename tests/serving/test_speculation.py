@@ -226,15 +226,6 @@ def test_apart_decode_workers_verify(large, draft):
 def test_a_hit_rate_of_zero_equals_no_prefix(plan, isl, osl, clients):
     plain = fields(estimate(plan, isl, osl, clients))
     np.testing.assert_equal(fields(estimate(plan, isl, osl, clients, prefix_hit=0.0)), plain)
-    np.testing.assert_equal(fields(estimate(plan, isl, osl, clients, prefix_len=0)), plain)
-
-
-@settings(max_examples=40)
-@given(**LENGTHS, hit=st.sampled_from([0.125, 0.5, 0.75]))
-def test_a_share_is_a_length(plan, isl, osl, clients, hit):
-    share = fields(estimate(plan, isl * 8, osl, clients, prefix_hit=hit))
-    length = fields(estimate(plan, isl * 8, osl, clients, prefix_len=int(isl * 8 * hit)))
-    np.testing.assert_equal(share, length)
 
 
 def test_hits_are_computed_no_more(plan):
@@ -249,7 +240,7 @@ def test_hits_are_computed_no_more(plan):
         short = estimate(plan, 4096 * (1 - hits[1:4]), 256, clients)
         assert (found.tpot_ms[1:4] > short.tpot_ms).all()
         assert (found.ttft_ms[1:4] > short.ttft_ms).all()
-    one = estimate(plan, 4096, 256, 1, prefix_len=3072)
+    one = estimate(plan, 4096, 256, 1, prefix_hit=0.75)
     assert one.ttft_ms * 1e3 == pytest.approx(plan.prefill_us(1024, 3072), rel=1e-9)
     assert one.tpot_ms == pytest.approx(estimate(plan, 4096, 256, 1).tpot_ms, rel=1e-9)
 
@@ -386,9 +377,7 @@ def test_drafts_have_to_fit_their_target(h100, plan, large, draft):
         ({"prefix_hit": 1.5}, "prefix_hit must be from 0 to 1, got 1.5 at position 0"),
         ({"prefix_hit": [0.5, -0.5]}, "prefix_hit must be from 0 to 1, got -0.5 at position 1"),
         ({"prefix_hit": float("nan")}, "prefix_hit must be from 0 to 1, got nan"),
-        ({"prefix_len": 91}, "prefix_len must be from 0 to 90, got 91 at position 0"),
-        ({"prefix_len": 5, "prefix_hit": 0.5}, "are both given; give one"),
-        ({"prefix_len": "5"}, "prefix_len must hold numbers"),
+        ({"prefix_hit": "5"}, "prefix_hit must hold numbers"),
     ],
 )
 def test_wrong_options_are_refused(plan, options, message):
