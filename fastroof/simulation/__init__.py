@@ -17,7 +17,6 @@ __all__ = [
     "Simulation",
     "Trace",
     "Workload",
-    "hit_rate",
     "load_trace",
     "simulate",
     "write_trace",
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
     from fastroof.simulation.pools import Link
     from fastroof.simulation.settings import EngineSettings
     from fastroof.simulation.simulation import Simulation
-    from fastroof.traces.prompt_tree import hit_rate
     from fastroof.traces.trace import Trace
     from fastroof.traces.trace_files import load_trace
     from fastroof.traces.trace_writing import write_trace
@@ -48,7 +46,6 @@ else:
         "Simulation": "simulation.simulation",
         "Trace": "traces.trace",
         "Workload": "traces.workload",
-        "hit_rate": "traces.prompt_tree",
         "load_trace": "traces.trace_files",
         "simulate": "simulation.deployment",
         "write_trace": "traces.trace_writing",

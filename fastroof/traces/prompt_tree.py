@@ -1,16 +1,16 @@
-"""The tree of a trace's prompts, by which a prefix cache finds equal ones; an ideal cache's hit rate."""
+"""The tree of a trace's prompts, by which a prefix cache finds equal ones."""
 
 from __future__ import annotations
 
-from typing import Any, Final, NamedTuple, overload
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrays import Floats, Ints, Longs
-from fastroof.checks import one_of, shown, whole_number
+from fastroof.arrays import Ints, Longs
+from fastroof.checks import one_of, shown
 from fastroof.compiled.simulation.records import ROOT, SEGMENT
 from fastroof.errors import SimulationError, TraceError
-from fastroof.traces.trace import MOST_TOKENS, Trace
+from fastroof.traces.trace import Trace
 
 GIVEN, LRU = "given", "lru"
 """Prefix hits as the trace gives them, or of a simulated cache."""
@@ -223,72 +223,3 @@ def _tree_of_sessions(trace: Trace, block_size: int) -> Tree:
     tail_parent[stretch[is_last]] = np.flatnonzero(is_last)
     tail_start[stretch[is_last]] = stop[is_last]
     return Tree(parent, start, stop, tail_parent, tail_start)
-
-
-@overload
-def hit_rate(trace: Trace, num_blocks: int | None = None, *, block_size: int | None = None) -> float: ...
-@overload
-def hit_rate(trace: Trace, num_blocks: Ints, *, block_size: int | None = None) -> Floats: ...
-def hit_rate(trace: Trace, num_blocks: Any = None, *, block_size: int | None = None) -> float | Floats:
-    """Compute the hit rate of an ideal prefix cache on a trace, by the cache's size.
-
-    Parameters
-    ----------
-    trace : Trace
-        With hash_ids, which identify equal prompts.
-    num_blocks : int or array of int, optional
-        Blocks of the cache, at least 1; by default unlimited.
-    block_size : int, optional
-        Tokens per block, a divisor of the trace's ``hash_block_size``, which is the default. Smaller blocks
-        find more of the ends of prompts.
-
-    Returns
-    -------
-    float or ndarray of float64
-        Tokens found divided by tokens of all prompts, for each number of blocks.
-
-    Raises
-    ------
-    TraceError
-        If the trace has no hash_ids, or a size is invalid.
-
-    Notes
-    -----
-    Requests are served one after the other in order of arrival, and the least recently used blocks are
-    evicted, a prompt's tail before its head; only full blocks are found, and never a prompt's last token.
-    This bounds what an engine finds: there, running requests hold blocks and outputs take some. All sizes are
-    computed in one pass over stack distances (``fastroof.compiled.simulation.stack_distances``).
-
-    Examples
-    --------
-    Two prompts that share their first block of two:
-
-    >>> import numpy as np
-    >>> from fastroof.simulation import Trace, hit_rate
-    >>> trace = Trace([0.0, 1.0], [1024, 1024], [1, 1], hash_ids=[7, 8, 7, 9], hash_offsets=[0, 2, 4],
-    ...               hash_block_size=512)
-    >>> hit_rate(trace), hit_rate(trace, np.array([1, 2])).tolist()
-    (0.25, [0.25, 0.25])
-    """
-    from fastroof.compiled.simulation.stack_distances import BlockIds, stack_distances
-
-    if trace.hash_ids is None:
-        raise TraceError(f"trace {shown(trace.name)} has no hash_ids, which identify equal prompts")
-    size = trace.hash_block_size
-    if block_size is not None:
-        size = whole_number("block_size", block_size, 1, MOST_TOKENS, TraceError)
-    assert trace.hash_offsets is not None
-    per_id = _blocks_per_id(trace, size)
-    unique_ids, numbers = np.unique(trace.hash_ids, return_inverse=True)
-    prompts = BlockIds(numbers.astype(np.int32), trace.hash_offsets[:-1], per_id)
-    num_keys = len(unique_ids) * per_id
-    sizes = np.asarray(num_keys if num_blocks is None else num_blocks)
-    if sizes.dtype.kind not in "iu" or (sizes < 1).any():
-        raise TraceError(f"num_blocks must be whole numbers of at least 1, got {shown(num_blocks)}")
-    all_blocks = int((trace.input_tokens.astype(np.int64) // size).sum())
-    hits = np.zeros(num_keys, np.int64)
-    used = np.zeros(num_keys, np.int64)
-    stack_distances(prompts, trace.input_tokens, size, used, np.zeros(all_blocks + 1, np.int32), hits)
-    found = np.concatenate([[0], np.cumsum(hits)])[np.minimum(sizes, num_keys)]
-    rates = found * size / trace.input_tokens.sum(dtype=np.int64)
-    return float(rates) if np.ndim(rates) == 0 else np.asarray(rates, np.float64)

@@ -223,23 +223,3 @@ class PooledScheduler(Scheduler):
             return request.prompt + request.output - 1
         is_unseen = self.settings.async_scheduling and request.has_decoded
         return request.computed - request.kept * is_unseen
-
-
-def leading_hits(trace: Any, num_blocks: int, block_size: int) -> tuple[int, int]:
-    """Tokens found and tokens looked up, one request served after the other, by the least recently used."""
-    cache: OrderedDict[Hashable, None] = OrderedDict()
-    per_id = trace.hash_block_size // block_size
-    found = 0
-    for request, prompt in enumerate(trace.input_tokens.tolist()):
-        ids = trace.hash_ids[trace.hash_offsets[request] : trace.hash_offsets[request + 1]].tolist()
-        keys = [(ids[place // per_id], place % per_id) for place in range(prompt // block_size)]
-        for key in keys[: (prompt - 1) // block_size]:
-            if key not in cache:
-                break
-            found += block_size
-        for key in reversed(keys):
-            cache[key] = None
-            cache.move_to_end(key)
-            if len(cache) > num_blocks:
-                cache.popitem(last=False)
-    return found, int(trace.input_tokens.sum())

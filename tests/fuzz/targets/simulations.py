@@ -367,7 +367,8 @@ class Estimates(Calls):
     known: ClassVar[dict[str, tuple[str, ...]]] = {
         "max_num_batched_tokens": (), "chunked_prefill": FLAGS, "kv_reservation": ("'full'", "'grow'"),
         "max_kv_tokens": (), "max_num_seqs": (), "order": ("'mixed'", "'prefill_first'"), "length_spread": (),
-        "wait_steps": (), "requests_per_client": (), "prefix_hit": (), "with_error": FLAGS, "prefill_workers": (), "decode_workers": (),
+        "wait_steps": (), "requests_per_client": (), "prefix_hit": (),
+        "with_error": FLAGS, "prefill_workers": (), "decode_workers": (),
         "link_bytes_per_s": (),
     }  # fmt: skip
     two: ClassVar[frozenset[str]] = frozenset({"prefill_workers", "decode_workers", "link_bytes_per_s"})
