@@ -31,7 +31,6 @@ from fastroof.ui.commands import (
     lengths_written,
     serving_command,
     step_command,
-    step_python,
 )
 from fastroof.units import US_PER_S
 
@@ -132,7 +131,6 @@ def step_answer(store: PlanStore, view: View) -> dict[str, Any]:
         "commands": {
             "step": step_command(store, view),
             "serving": serving_command(store, view, clients),
-            "python": step_python(store, view, clients),
         },
     }
 

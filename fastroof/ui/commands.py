@@ -1,9 +1,8 @@
-"""The page's choices, and the commands and Python code that give its answers."""
+"""The page's choices, and the commands that give its answers."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from fastroof._version import __version__
@@ -173,50 +172,3 @@ def simulation_command(store: PlanStore, view: View, *, with_energy: bool) -> st
     if not view.prefix_cache:
         words += ["--prefix-cache", "given", "--cached", "0"]
     return shlex.join([*words, *shlex.split(view.fleet or ""), *["--energy"] * with_energy])
-
-
-def step_python(store: PlanStore, view: View, clients: int) -> str:
-    """Return Python code that computes the step and its clients."""
-    own = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "dtype": "auto", "kv_dtype": "auto", "allow_modelled": False}
-    own |= {"max_num_batched_tokens": None, "max_num_seqs": None, "front_end": None, "lora": None}
-    model, gpu = store.written_model(view.model), store.written_gpu(view.gpu)
-    where = store.measured(view.gpu).where
-
-    def compiled(sizes: Mapping[str, int | None]) -> str:
-        # leave out arguments that are at their defaults
-        given = {
-            name: value for name, value in {**view.plan_options, **sizes}.items() if own.get(name) != value
-        }
-        options = "".join(f", {name}={value!r}" for name, value in given.items())
-        return f"plan = fastroof.compile_plan({model!r}, {gpu!r}, tables{options})"
-
-    step, serving = compiled(view.step_sizes), compiled(view.serving_sizes(clients))
-    requests = " + ".join(f"[({new}, {context})] * {count}" for count, new, context in view.requests)
-    error = "" if where is None else ", with_error=True"
-    budget = (
-        ""
-        if view.max_num_batched_tokens is None
-        else f", max_num_batched_tokens={view.max_num_batched_tokens}"
-    )
-    energy = ", with_energy=True" if has_power(store, view) else ""
-    options = budget + error + energy
-    of_step = [
-        f"energy = plan.energy(fastroof.StepBatch.from_requests([requests]){error})",
-        "print(energy.joules_per_token[0], energy.watts[0])",
-    ]
-    joules = ", seen.joules_per_token" if energy else ""
-    lines = [
-        "import fastroof",
-        "from fastroof.serving import estimate",
-        "",
-        "tables = None" if where is None else f"tables = fastroof.load_tables({where!r})",
-        step,
-        f"requests = {requests}",
-        f"step = plan.explain(requests{error})",
-        "print(step.total_us, step.relative_error)",
-        *of_step * bool(energy),
-        *[serving] * (serving != step),
-        f"seen = estimate(plan, isl={view.isl}, osl={view.osl}, clients={clients}{options})",
-        f"print(seen.ttft_ms, seen.tpot_ms, seen.tokens_per_s_per_gpu{joules})",
-    ]
-    return "\n".join(lines)

@@ -53,7 +53,6 @@ const askStep = questioner("step", {
     byId("notes").hidden = !notes.length;
     byId("notes").replaceChildren(...notes.map((note) => make("p", note)));
     showCommand("serving-command", answer.commands.serving);
-    showCommand("python", answer.commands.python);
     requestAnimationFrame(() => {
       const ms = changedAt === null ? null : performance.now() - changedAt;
       const took = ms === null ? "" : `; from control to picture ${ms.toFixed(0)} ms`;
