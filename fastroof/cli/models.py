@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -116,11 +115,11 @@ def _print_layouts(rows: Sequence[Support]) -> None:
     print_table(columns, table, left=columns)
 
 
-def print_architectures(registry: Path | None, *, as_json: bool) -> None:
+def print_architectures(*, as_json: bool) -> None:
     """Print which of the names that vLLM registers are read, and why the others are not."""
-    from fastroof.models.architectures import DRAFT, POOLING, STATUSES, read_registry, shipped_registry
+    from fastroof.models.architectures import DRAFT, POOLING, STATUSES, shipped_registry
 
-    found = shipped_registry() if registry is None else read_registry(registry)
+    found = shipped_registry()
     names = found.architectures()
     if as_json:
         listed = [one._asdict() for one in names]
@@ -183,23 +182,14 @@ def models(
         bool,
         typer.Option("--architectures", help="Print which of the names that vLLM registers are supported."),
     ] = False,
-    registry: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="WHEEL",
-            help="With --architectures: read them from a wheel of vLLM or its folder.  [default: the record]",
-        ),
-    ] = None,
     chosen: GroupValues,
     as_json: Json = False,
 ) -> None:
     """List the models known by name, or what plans are made of."""
-    if registry and not architectures:
-        raise PlanError("--registry goes with --architectures")
     if architectures:
         if support or full or any(chosen.values()):
-            raise PlanError("--architectures goes with --registry and --json")
-        print_architectures(registry, as_json=as_json)
+            raise PlanError("--architectures goes with --json alone")
+        print_architectures(as_json=as_json)
         return
     if support:
         print_support(**{name: words or () for name, words in chosen.items()}, is_full=full, as_json=as_json)

@@ -512,9 +512,7 @@ def test_names_of_vllm_are_listed_with_reasons() -> None:
     listed = good("models", "--architectures")
     assert f"vLLM 0.33.0 registers {len(by_name)} names: " in listed
     assert "no operator for Mamba-1" in listed
-    assert "--registry goes with --architectures" in refused("models", "--registry", "vllm.whl")
     assert "--architectures goes with" in refused("models", "--architectures", "--support")
-    assert "give a wheel of vLLM" in refused("models", "--architectures", "--registry", "/nowhere")
 
 
 @pytest.mark.slow
