@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import Field, field
 from importlib import import_module
 from itertools import islice
 from typing import TYPE_CHECKING, Any, ClassVar, Final
@@ -166,6 +167,11 @@ class ArrowRows(ABC):
         return self.to_arrow().__arrow_c_stream__(requested_schema)
 
 
+def answer(unit: str, meaning: str, minimum: int = 1, **default: Any) -> Any:
+    """Return a field of an :class:`ArrowResult` that is a column of floats of its name."""
+    return field(metadata={"column": (unit, meaning, minimum)}, **default)
+
+
 class ArrowResult(ArrowRows):
     """A result whose answers are columns: numbers, or arrays of one shape."""
 
@@ -173,6 +179,13 @@ class ArrowResult(ArrowRows):
     arrow_names: ClassVar[Mapping[str, tuple[str, ...]]] = {"origin": ORIGINS}
     made_from: Mapping[str, str]
     _html_names: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls) -> None:
+        """Make the columns of a class whose fields are :func:`answer`."""
+        made = {name: one.metadata for name, one in vars(cls).items() if isinstance(one, Field)}
+        columns = [Column(name, "float", *one["column"]) for name, one in made.items() if "column" in one]
+        if columns:
+            cls.arrow_columns = tuple(columns)
 
     def columns(self) -> dict[str, Any]:
         """Return the answers by name, unchanged: numbers, or arrays of one shape; None if not requested."""

@@ -387,6 +387,13 @@ def _has_room(plan: PlanData, tp: int, max_num_seqs: int, fits: Callable[[PlanMe
     return fits(plan_memory(*parts, rule=plan.profile.memory))
 
 
+def check_hand_over(prefill: PlanData, decode: PlanData, error: type[FastroofError]) -> None:
+    """Refuse plans of which one cannot decode what the other prefilled."""
+    if (prefill.model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
+        one, other = (f"{plan.model.name} with {plan.kv_dtype} KV" for plan in (prefill, decode))
+        raise error(f"prefill and decode need one model and kv_dtype, got {one} and {other}")
+
+
 def check_room(
     plan: PlanData, memory: PlanMemory, max_num_seqs: float | None, error: type[FastroofError]
 ) -> None:

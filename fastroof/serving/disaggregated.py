@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from fastroof.arrow import RELATIVE_ERROR, ArrowResult
-from fastroof.columns import Column
+from fastroof.arrow import RELATIVE_ERROR, ArrowResult, answer
 from fastroof.compiled import disaggregated as loops
 from fastroof.compiled.serving_options import CODE_KV, CODE_SEQS, CODE_SIZES, FrontEndTimes
 from fastroof.errors import BatchError, PlanError
@@ -21,6 +20,7 @@ from fastroof.plan.speculation import (
     made_from,
     speculated,
 )
+from fastroof.plan.start import check_hand_over
 from fastroof.serving.scenarios import (
     EngineLimits,
     at_least,
@@ -47,12 +47,7 @@ class Workers(NamedTuple):
     @classmethod
     def of(cls, prefill: StepPlan, decode: StepPlan, speculation: SpeculativeDecoding | None) -> Workers:
         """Check that the two plans match, and lay them out."""
-        model = prefill.model
-        if (model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
-            raise PlanError(
-                f"prefill and decode need one model and kv_dtype, got {model.name} with {prefill.kv_dtype} "
-                f"KV and {decode.model.name} with {decode.kv_dtype} KV"
-            )
+        check_hand_over(prefill, decode, PlanError)
         return cls(prefill, decode, speculated(prefill, speculation), speculated(decode, speculation))
 
     def transfer_us_per_token(self, link_bytes_per_s: float | None) -> float:
@@ -133,42 +128,23 @@ class DisaggregatedEstimate(ArrowResult):
         fastroof's version, the tables' hash and the decode plan's settings: metadata of its Arrow table.
     """
 
-    ttft_ms: Any
-    tpot_ms: Any
-    itl_ms: Any
-    request_latency_ms: Any
-    tokens_per_s_per_gpu: Any
-    wait_ms: Any
-    prefill_ms: Any
-    transfer_ms: Any
-    prefill_batch: Any
-    prefill_load: Any
-    link_load: Any
-    kv_load: Any
-    decodes: Any
-    decode_step_us: Any
-    kv_len: Any
-    relative_error: Any = None
+    ttft_ms: Any = answer("ms", "mean time to first token: waiting, prefill and transfer")
+    tpot_ms: Any = answer("ms", "mean time per output token after the first")
+    itl_ms: Any = answer("ms", "mean time between two tokens; equals tpot_ms")
+    request_latency_ms: Any = answer("ms", "ttft_ms + tpot_ms * (osl - 1)")
+    tokens_per_s_per_gpu: Any = answer("tokens/s", "output tokens of all clients, over all GPUs")
+    wait_ms: Any = answer("ms", "share of ttft_ms that a request waits", 0)
+    prefill_ms: Any = answer("ms", "share of ttft_ms that its prefill takes")
+    transfer_ms: Any = answer("ms", "share of ttft_ms that its KV cache is sent")
+    prefill_batch: Any = answer("", "prompts that are prefilled together")
+    prefill_load: Any = answer("", "share of the prefill workers' capacity")
+    link_load: Any = answer("", "share of their links' capacity")
+    kv_load: Any = answer("", "share of the decode workers' KV-cache capacity")
+    decodes: Any = answer("", "requests that decode together on one worker")
+    decode_step_us: Any = answer("us", "time of their step")
+    kv_len: Any = answer("tokens", "mean tokens that a decode attends to")
+    relative_error: Any = answer(RELATIVE_ERROR.unit, RELATIVE_ERROR.meaning, 0, default=None)
     made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    arrow_columns = (
-        Column("ttft_ms", "float", "ms", "mean time to first token: waiting, prefill and transfer"),
-        Column("tpot_ms", "float", "ms", "mean time per output token after the first"),
-        Column("itl_ms", "float", "ms", "mean time between two tokens; equals tpot_ms"),
-        Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
-        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over all GPUs"),
-        Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits", 0),
-        Column("prefill_ms", "float", "ms", "share of ttft_ms that its prefill takes"),
-        Column("transfer_ms", "float", "ms", "share of ttft_ms that its KV cache is sent"),
-        Column("prefill_batch", "float", "", "prompts that are prefilled together"),
-        Column("prefill_load", "float", "", "share of the prefill workers' capacity"),
-        Column("link_load", "float", "", "share of their links' capacity"),
-        Column("kv_load", "float", "", "share of the decode workers' KV-cache capacity"),
-        Column("decodes", "float", "", "requests that decode together on one worker"),
-        Column("decode_step_us", "float", "us", "time of their step"),
-        Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
-        RELATIVE_ERROR,
-    )
 
 
 def estimate_disaggregated(

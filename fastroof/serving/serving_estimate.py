@@ -9,9 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fastroof.arrow import RELATIVE_ERROR, ArrowResult
+from fastroof.arrow import RELATIVE_ERROR, ArrowResult, answer
 from fastroof.checks import is_number, one_of, shown
-from fastroof.columns import Column
 from fastroof.errors import BatchError
 
 
@@ -64,52 +63,30 @@ class ServingEstimate(ArrowResult):
         fastroof's version, the tables' hash and the plan's settings: metadata of its Arrow table.
     """
 
-    ttft_ms: Any
-    tpot_ms: Any
-    itl_ms: Any
-    request_latency_ms: Any
-    tokens_per_s_per_gpu: Any
-    wait_ms: Any
-    effective_concurrency: Any
-    decode_step_us: Any
-    mixed_step_us: Any
-    mixed_share: Any
-    decodes: Any
-    prefill_tokens: Any
-    prompts: Any
-    kv_len: Any
-    relative_error: Any = None
-    tpot_relative_error: Any = None
-    ttft_relative_error: Any = None
-    joules_per_token: Any = None
-    joules_relative_error: Any = None
-    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    arrow_columns = (
-        Column("ttft_ms", "float", "ms", "mean time to first token"),
-        Column("tpot_ms", "float", "ms", "mean time per output token after the first; empty if osl is 1"),
-        Column("itl_ms", "float", "ms", "mean time between two tokens; equals tpot_ms"),
-        Column("request_latency_ms", "float", "ms", "ttft_ms + tpot_ms * (osl - 1)"),
-        Column("tokens_per_s_per_gpu", "float", "tokens/s", "output tokens of all clients, over GPUs"),
-        Column("wait_ms", "float", "ms", "share of ttft_ms that a request waits to be admitted", 0),
-        Column("effective_concurrency", "float", "", "requests that run concurrently"),
-        Column("decode_step_us", "float", "us", "mean decode-only step; 0 if there is none", 0),
-        Column(
-            "mixed_step_us", "float", "us", "mean mixed step (decodes and prompts); 0 if there is none", 0
-        ),
-        Column("mixed_share", "float", "", "share of the steps that contain prompts", 0),
-        Column("decodes", "float", "", "requests that decode in a step; 0 if osl is 1", 0),
-        Column(
-            "prefill_tokens", "float", "tokens", "prompt tokens in a step with prompts; 0 if none has any", 0
-        ),
-        Column("prompts", "float", "", "prompts in a step with prompts; 0 if none has any", 0),
-        Column("kv_len", "float", "tokens", "mean tokens that a decode attends to"),
-        RELATIVE_ERROR,
-        Column("tpot_relative_error", "float", "", "relative standard error of tpot_ms on unseen runs", 0),
-        Column("ttft_relative_error", "float", "", "relative standard error of ttft_ms on unseen runs", 0),
-        Column("joules_per_token", "float", "J", "energy of all GPUs per output token, idle time too"),
-        Column("joules_relative_error", "float", "", "relative standard error of joules_per_token", 0),
+    ttft_ms: Any = answer("ms", "mean time to first token")
+    tpot_ms: Any = answer("ms", "mean time per output token after the first; empty if osl is 1")
+    itl_ms: Any = answer("ms", "mean time between two tokens; equals tpot_ms")
+    request_latency_ms: Any = answer("ms", "ttft_ms + tpot_ms * (osl - 1)")
+    tokens_per_s_per_gpu: Any = answer("tokens/s", "output tokens of all clients, over GPUs")
+    wait_ms: Any = answer("ms", "share of ttft_ms that a request waits to be admitted", 0)
+    effective_concurrency: Any = answer("", "requests that run concurrently")
+    decode_step_us: Any = answer("us", "mean decode-only step; 0 if there is none", 0)
+    mixed_step_us: Any = answer("us", "mean mixed step (decodes and prompts); 0 if there is none", 0)
+    mixed_share: Any = answer("", "share of the steps that contain prompts", 0)
+    decodes: Any = answer("", "requests that decode in a step; 0 if osl is 1", 0)
+    prefill_tokens: Any = answer("tokens", "prompt tokens in a step with prompts; 0 if none has any", 0)
+    prompts: Any = answer("", "prompts in a step with prompts; 0 if none has any", 0)
+    kv_len: Any = answer("tokens", "mean tokens that a decode attends to")
+    relative_error: Any = answer(RELATIVE_ERROR.unit, RELATIVE_ERROR.meaning, 0, default=None)
+    tpot_relative_error: Any = answer(
+        "", "relative standard error of tpot_ms on unseen runs", 0, default=None
     )
+    ttft_relative_error: Any = answer(
+        "", "relative standard error of ttft_ms on unseen runs", 0, default=None
+    )
+    joules_per_token: Any = answer("J", "energy of all GPUs per output token, idle time too", default=None)
+    joules_relative_error: Any = answer("", "relative standard error of joules_per_token", 0, default=None)
+    made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def interval_ms(self, quantity: str = "tpot", share: float = 0.8) -> tuple[Any, Any]:
         """Return the interval in which a measured run is expected.

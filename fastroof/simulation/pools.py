@@ -16,6 +16,7 @@ from fastroof.errors import SimulationError
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.plan.calls import rank_rules
 from fastroof.plan.speculation import SpeculatedPlan
+from fastroof.plan.start import check_hand_over
 from fastroof.simulation.autoscaling import Autoscaler
 from fastroof.simulation.drafts import Drafting
 from fastroof.simulation.engine import refuse_too_long, too_long
@@ -202,12 +203,7 @@ def check_link(prefill: EnginePool, decode: EnginePool, link: Any) -> None:
     """Raise an error if the link of two pools is invalid."""
     if not isinstance(link, Link):
         raise SimulationError(f"link must be a Link, got {shown(link)}; use fastroof.simulation.Link")
-    one, other = prefill.plan, decode.plan
-    if (one.model, one.kv_dtype) != (other.model, other.kv_dtype):
-        raise SimulationError(
-            f"prefill and decode need one model and kv_dtype, got {one.model.name} with {one.kv_dtype} KV "
-            f"and {other.model.name} with {other.kv_dtype} KV"
-        )
+    check_hand_over(prefill.plan, decode.plan, SimulationError)
     one_of("first_token", link.first_token, FIRST_TOKENS, SimulationError)
     if link.bytes_per_s is not None and not (is_number(link.bytes_per_s) and link.bytes_per_s > 0):
         raise SimulationError(f"bytes_per_s must be above 0, got {shown(link.bytes_per_s)}")

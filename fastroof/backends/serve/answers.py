@@ -30,6 +30,7 @@ from fastroof.backends.serve.simulations import simulated
 from fastroof.checks import shown
 from fastroof.errors import BackendError, FastroofError
 from fastroof.plan.pipeline import in_each_stage
+from fastroof.plan.start import check_hand_over
 from fastroof.stopping import check_stopped
 
 if TYPE_CHECKING:
@@ -168,11 +169,7 @@ def _kv_transfer(served: ServedPlans, message: messages.KvTransfer) -> dict[str,
     asked = message.kv_transfer
     prefill = served.plan(message.plan)
     decode = prefill if asked.decode_plan is None else served.plan(asked.decode_plan)
-    if (prefill.model, prefill.kv_dtype) != (decode.model, decode.kv_dtype):
-        raise BackendError(
-            f"prefill and decode need one model and kv_dtype, got {prefill.model.name} with "
-            f"{prefill.kv_dtype} KV and {decode.model.name} with {decode.kv_dtype} KV"
-        )
+    check_hand_over(prefill, decode, BackendError)
     sizes = asked.prompts.astype(np.int64)
     with np.errstate(over="ignore"):  # what takes longer than a float can hold is null
         transfer_us = takes_us(prefill, decode, sizes, Link(asked.bytes_per_s, asked.latency_us))
