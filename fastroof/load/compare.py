@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -15,15 +15,11 @@ from fastroof.columns import KERNEL, LATENCY
 from fastroof.errors import TableError
 from fastroof.load.families import (
     PairedPoints,
-    band_text,
-    bands,
-    codes_of,
     families_of,
     paired_points,
     region_sizes,
     requested_operators,
     rows_of_family,
-    split_rows,
 )
 from fastroof.load.family_checks import find_unsound
 from fastroof.load.measured import MeasuredTable, MeasuredTables
@@ -171,16 +167,15 @@ FAR_APART: Final = 1.5
 """Median ratio beyond which two campaigns did not measure the same kernel."""
 
 FEWEST_DIFF_POINTS: Final = 8
-"""Fewest points of a family or region that can be flagged."""
+"""Fewest points of a family that can be flagged."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """Comparison of two tables over a family or one region of its shapes."""
+    """Comparison of two tables over a family."""
 
     operator: str
     family: Mapping[str, str]
-    region: Mapping[str, str]
     points: int
     only_a: int
     only_b: int
@@ -191,36 +186,19 @@ class Comparison:
     is_flagged: bool
 
 
-@dataclass(frozen=True)
-class TableDiff:
-    """Comparisons of two sets of tables by family and region."""
-
-    a: str
-    b: str
-    families: tuple[Comparison, ...]
-    regions: tuple[Comparison, ...]
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return plain values for JSON."""
-        return asdict(self)
-
-
 def diff_tables(
     a: MeasuredTables,
     b: MeasuredTables,
     names: tuple[str, str] = ("A", "B"),
     operators: Sequence[str] | None = None,
-) -> TableDiff:
-    """Compare two sets of tables at their common points."""
-    requested = requested_operators(a, b, names, operators, TableError)
+) -> list[Comparison]:
+    """Compare two sets of tables at their common points, by family."""
     families: list[Comparison] = []
-    regions: list[Comparison] = []
-    for operator in requested:
+    for operator in requested_operators(a, b, names, operators, TableError):
         columns = (t.tables[operator].columns if operator in t.tables else None for t in (a, b))
-        for family, points in _families(paired_points(operator, *columns)):
-            families.append(_compared(points, family, {}))
-            regions += [_compared(part, family, sizes) for sizes, part in _regions(points.common())]
-    return TableDiff(*names, tuple(families), tuple(regions))
+        points = paired_points(operator, *columns)
+        families += [_compared(some, family) for family, some in _families(points)]
+    return families
 
 
 def diff_sources(
@@ -233,7 +211,7 @@ def diff_sources(
             continue
         for table in a.candidates(operator):
             points = paired_points(operator, table.columns, b.tables[operator].columns)
-            found += [(table.source, _compared(some, family, {})) for family, some in _families(points)]
+            found += [(table.source, _compared(some, family)) for family, some in _families(points)]
     apart = [one for one in found if one[1].rms]
     return sorted(apart, key=lambda one: (one[1].operator, *one[1].family.values(), one[1].rms))
 
@@ -295,15 +273,7 @@ def _families(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoin
         yield words, points.some(rows)
 
 
-def _regions(points: PairedPoints) -> Iterator[tuple[dict[str, str], PairedPoints]]:
-    if not len(points.a_us):
-        return
-    band = {name: bands(sizes) for name, sizes in region_sizes(points.operator, points.columns).items()}
-    for rows in split_rows(codes_of(band.values())):
-        yield {name: band_text(int(band_of[rows[0]])) for name, band_of in band.items()}, points.some(rows)
-
-
-def _compared(points: PairedPoints, family: Mapping[str, str], region: Mapping[str, str]) -> Comparison:
+def _compared(points: PairedPoints, family: Mapping[str, str]) -> Comparison:
     log_ratio = points.common().log_ratio
     count = len(log_ratio)
     p10, median, p90 = (
@@ -312,7 +282,6 @@ def _compared(points: PairedPoints, family: Mapping[str, str], region: Mapping[s
     return Comparison(
         operator=points.operator,
         family=family,
-        region=region,
         points=count,
         only_a=int(np.isnan(points.b_us).sum()),
         only_b=int(np.isnan(points.a_us).sum()),

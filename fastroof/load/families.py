@@ -17,10 +17,6 @@ from fastroof.load.unsound import UnsoundFamily
 from fastroof.operators.operator import Columns
 from fastroof.operators.registry import OPERATORS, unknown_operator
 
-BAND_OCTAVES: Final = 3
-BAND: Final = 2**BAND_OCTAVES
-"""Factor between the sizes of one region: 1, 2 to 8, 9 to 64, 65 to 512."""
-
 
 def requested_operators(
     a: MeasuredTables,
@@ -93,7 +89,7 @@ def paired_points(operator: str, a: Columns | None, b: Columns | None) -> Paired
 
 
 def region_sizes(operator: str, columns: Columns) -> dict[str, Floats]:
-    """Sizes that determine the region of a point."""
+    """Sizes of a point, those of a pair of axes as their product."""
     schema = OPERATORS[operator]
     pair = schema.paired_axes
     names = [name for name in schema.free_axes() if name not in pair and name != "io_bytes"]
@@ -101,19 +97,6 @@ def region_sizes(operator: str, columns: Columns) -> dict[str, Floats]:
     if pair:
         sizes[" ".join(pair)] = np.prod([np.asarray(columns[name], np.float64) for name in pair], axis=0)
     return sizes
-
-
-def bands(sizes: Floats) -> Longs:
-    """Number of each size's band of a factor of :data:`BAND`: 0 for 1, 1 for 2 to 8, 2 for 9 to 64."""
-    # by the exponent, since a logarithm rounds sizes next to a power of two
-    mantissa, exponent = np.frexp(sizes)
-    octave = exponent - (mantissa == 0.5)
-    return np.asarray(-(-octave // BAND_OCTAVES), np.int64)
-
-
-def band_text(band: int) -> str:
-    """Sizes of a band as text."""
-    return f"{BAND ** (band - 1) + 1} to {BAND**band}" if band > 0 else "1"
 
 
 def codes_of(columns: Iterable[Array]) -> Longs:

@@ -17,8 +17,6 @@ from fastroof.cli.output import percent, print_json, print_line, print_records, 
 from fastroof.errors import LookupInputError, TableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from fastroof.judging.coverage import CoverageRow, SurveyRow
     from fastroof.load.compare import Comparison
     from fastroof.tables import Tables
@@ -222,16 +220,16 @@ Example:
 
 \b
 Ratios are latency of B / latency of A; rms is of their logarithm. Flagged: a median beyond 1.5 either way
-over at least 8 points. A region holds sizes within a factor of 8.
+over at least 8 points.
 
 \b
 With --gpu: what moved, median (p10 to p90), for calls of up to 64 tokens, sequences or KiB, and for larger
 ones. Families whose rows are equal are left out.
 
 \b
-JSON: a, b, families and regions: objects [operator, family, region, points, only_a, only_b, median, rms,
-p10, p90, is_flagged]; with --sources a list of such families with source; with --gpu a list of objects [gpu,
-operator, family, size, points, median, p10, p90].
+JSON: a, b, families: objects [operator, family, points, only_a, only_b, median, rms, p10, p90, is_flagged];
+with --sources a list of such families with source; with --gpu a list of objects [gpu, operator, family, size,
+points, median, p10, p90].
 """
 
 
@@ -242,9 +240,6 @@ def diff(
         list[str] | None,
         typer.Option(metavar="NAME", help="Operator to compare; repeatable.  [default: all]"),
     ] = None,
-    regions: Annotated[
-        bool, typer.Option("--regions", help="Print every region, not only flagged ones.")
-    ] = False,
     gpu: Annotated[
         list[str] | None,
         typer.Option(metavar="NAME", help="Sum up by GPU, in place of {gpu} in A and B; repeatable."),
@@ -258,7 +253,7 @@ def diff(
     from fastroof.load import load_measured
     from fastroof.load.compare import diff_sources, diff_tables
 
-    if sources and (gpu or regions):
+    if sources and gpu:
         raise TableError("--sources compares by family; it goes with --operator and --json only")
     if gpu:
         _moved(a, b, gpu, operator, as_json=as_json)
@@ -272,23 +267,13 @@ def diff(
             print_table(("source", *_HEADS), rows, left=("source", "operator", "family"))
         return
 
-    difference = diff_tables(load_measured(a), load_measured(b), names=(a, b), operators=operator)
+    families = diff_tables(load_measured(a), load_measured(b), names=(a, b), operators=operator)
     if as_json:
-        print_json(difference.as_dict())
+        print_json({"a": a, "b": b, "families": [asdict(one) for one in families]})
         return
-    print_line(f"A: {difference.a}\nB: {difference.b}")
-    print_table(_HEADS, [_row(d) for d in difference.families], left=("operator", "family"))
-    shown = [d for d in difference.regions if regions or d.is_flagged]
-    if shown:
-        print_line()
-        regional = ("operator", "family", "region", "common", *_HEADS[5:])
-        rows = [(*_row(d)[:2], _words(d.region), *_row(d)[2:3], *_row(d)[5:]) for d in shown]
-        print_table(regional, rows, left=regional[:3])
-    families, in_regions = (
-        f"{sum(d.is_flagged for d in part)} of {len(part)}"
-        for part in (difference.families, difference.regions)
-    )
-    print_line(f"flagged: {families} families, {in_regions} regions")
+    print_line(f"A: {a}\nB: {b}")
+    print_table(_HEADS, [_row(one) for one in families], left=("operator", "family"))
+    print_line(f"flagged: {sum(one.is_flagged for one in families)} of {len(families)} families")
 
 
 _HEADS: Final = (
@@ -318,10 +303,6 @@ def _row(d: Comparison) -> tuple[str, ...]:
     ratios = tuple("" if value is None else f"{value:.3f}" for value in (d.median, d.rms, d.p10, d.p90))
     counts = (f"{d.points:,}", f"{d.only_a:,}", f"{d.only_b:,}")
     return (d.operator, " ".join(d.family.values()), *counts, *ratios, "flag" if d.is_flagged else "")
-
-
-def _words(region: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {band}" for name, band in region.items())
 
 
 SURVEY_EPILOG: Final = """\b

@@ -89,7 +89,7 @@ class Journals(TextFiles):
         tables = load_table_set(str(self.runs))
         checked_tables(tables)
         all_finite(validate_tables(tables, gpu_of(tables)).as_dict())
-        all_finite(diff_tables(tables, tables).as_dict())
+        all_finite([vars(one) for one in diff_tables(tables, tables)])
 
     def request(self) -> None:
         hash(request_of(self.path))
@@ -173,7 +173,7 @@ class TableSets(FolderFiles):
         out = self.folder / "out"
         try:
             tables, second = load_table_set(one), load_table_set(other)
-            all_finite(diff_tables(tables, second).as_dict())
+            all_finite([vars(one) for one in diff_tables(tables, second)])
             all_finite(validate_tables(tables, gpu_of(tables)).as_dict())
             merged = merge_runs([one, other], ["torch"])
             checked_tables(load_table_set(str(write_merged(merged, out / "merged"))))
