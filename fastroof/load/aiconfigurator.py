@@ -33,7 +33,7 @@ from fastroof.load.package_rows import (
     words_of,
 )
 from fastroof.load.rows import read_columns
-from fastroof.load.write import Codec, Format, write_source
+from fastroof.load.write import Codec, write_source
 from fastroof.operators.external_rows import PackageFile, Raw
 from fastroof.operators.registry import OPERATORS
 
@@ -188,7 +188,6 @@ def read_places(
 def write_imported(
     imported: MeasuredTables,
     bench_data: Path,
-    format: Format = "parquet",
     overwrite: bool = False,
     rank: int | None = None,
     codec: Codec = "zstd",
@@ -201,7 +200,7 @@ def write_imported(
     provenance = flag_unsound(provenance, imported.tables)
     if rank is not None:
         provenance = {"rank": rank, **provenance}
-    return write_source(folder, columns, provenance, format, overwrite, codec=codec)
+    return write_source(folder, columns, provenance, overwrite=overwrite, codec=codec)
 
 
 def _with_flags(provenance: Mapping[str, Any], replaced: Path) -> dict[str, Any]:

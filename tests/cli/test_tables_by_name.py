@@ -81,9 +81,9 @@ def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> No
     one = tmp_path / "one"
     done(
         "tables", "import", "aiconfigurator", "--system", "b300_sxm", "--backend", "sglang", "--version",
-        "0.5.10", "-o", str(one), "--format", "csv",
+        "0.5.10", "-o", str(one),
     )  # fmt: skip
-    assert (one / "b300" / "aiconfigurator-sglang-0.5.10" / "gemm.csv").is_file()
+    assert (one / "b300" / "aiconfigurator-sglang-0.5.10" / "gemm.parquet").is_file()
     own = ("tables", "import", "aiconfigurator", "b300", "--backend", "sglang")
     assert "exists" in refused(*own)
     done(*own, "--overwrite")
@@ -99,8 +99,6 @@ def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> No
         (("b30",), "unknown GPU 'b30'; did you mean b300"),
         (("l4",), "no package has tables of l4; they have tables of a100"),
         (("b300", "--version", "0.5.10"), "--version goes with --backend"),
-        (("b300", "--format", "csv"), "--format goes with --backend"),
-        (("b300", "--format", "xlsx", "--backend", "vllm"), "--format is parquet or csv"),
         (("b300", "--backend", "tgi"), "no table of tgi"),
     ],
 )

@@ -194,7 +194,7 @@ def _import_backend(folder: Path, inputs: Path, version: int, again: bool) -> No
     package = inputs / f"site-{version}" / "aisimulate_core"
     _cli(
         "tables", "import", "aiconfigurator", "b300", "--backend", "sglang", "--version", "0.5.14",
-        "--overwrite", "--root", package, "-o", folder / "tables", "--format", "csv",
+        "--overwrite", "--root", package, "-o", folder / "tables",
     )  # fmt: skip
 
 

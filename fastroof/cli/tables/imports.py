@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 
@@ -87,9 +87,6 @@ def aiconfigurator(
             "[default: the installed one]"
         ),
     ] = None,
-    written: Annotated[
-        str, typer.Option("--format", help="Format with --backend: parquet or csv.")
-    ] = "parquet",
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Replace an existing source of one backend.")
     ] = False,
@@ -97,15 +94,13 @@ def aiconfigurator(
     """Convert what NVIDIA's aisimulate measured on a GPU."""
     from fastroof.load.aiconfigurator import SYSTEMS, system_of
 
-    chosen_format = table_format(written)
     named = [name for name in (gpu, system) if name is not None]
     if len({system_of(name) for name in named}) != 1:
         raise TableError(f"name one GPU; the package has tables of {', '.join(SYSTEMS.values())}")
     chosen = system_of(named[0])
     if backend is None:
-        for flag, given in (("--version", version), ("--format", written != "parquet")):
-            if given:
-                raise TableError(f"{flag} goes with --backend: without one all there is is converted")
+        if version:
+            raise TableError("--version goes with --backend: without one all there is is converted")
         folder = _import_all(SYSTEMS[chosen], output, root)
     else:
         from fastroof.config.paths import user_tables_root
@@ -118,7 +113,7 @@ def aiconfigurator(
         # registered next to the GPU's own tables, it serves what they lack, and lookups that name it
         rank = None if output is not None else ENGINES.get(backend) if version == in_use else LAST_RANK
         imported = import_aiconfigurator(chosen, backend, version, root)
-        folder = write_imported(imported, place, chosen_format, overwrite, rank)
+        folder = write_imported(imported, place, overwrite, rank)
     _print(folder, root)
 
 
@@ -156,17 +151,9 @@ PLACE: Final[Group] = {
 
 ROWS: Final[Group] = {
     "dtype": option(str, "dtype of rows measured in float16: bf16 or fp16.", default="bf16"),
-    "format": option(str, "parquet or csv.", default="parquet"),
     "overwrite": option(bool, "Replace an existing source.", None, "--overwrite", default=False),
 }
 """How converted tables are written."""
-
-
-def table_format(word: str) -> Literal["parquet", "csv"]:
-    """Check a format."""
-    if word not in ("parquet", "csv"):
-        raise TableError(f"--format is parquet or csv, got {word!r}")
-    return "csv" if word == "csv" else "parquet"
 
 
 def print_source(folder: Path) -> None:
@@ -211,7 +198,6 @@ def llmservingsim(
     """Convert profiles that LLMServingSim measured."""
     from fastroof.load.simulator_profiles.llmservingsim import convert_llmservingsim
 
-    table_format(rows["format"])
     print_source(convert_llmservingsim(folder, **place, model=model, **rows))
 
 
@@ -237,5 +223,4 @@ def vidur(
     """Convert profiles that Vidur measured."""
     from fastroof.load.simulator_profiles.vidur import convert_vidur
 
-    table_format(rows["format"])
     print_source(convert_vidur(folder, **place, topology=topology, **rows))

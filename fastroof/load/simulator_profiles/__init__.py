@@ -23,7 +23,7 @@ from fastroof.config.paths import user_tables_root
 from fastroof.errors import TableError
 from fastroof.load.families import codes_of
 from fastroof.load.package_rows import select
-from fastroof.load.write import Format, sort_rows, write_source
+from fastroof.load.write import sort_rows, write_source
 from fastroof.operators.external_rows import ExternalRows
 from fastroof.operators.registry import OPERATORS
 from fastroof.units import ACTIVATION_BYTES, US_PER_MS, US_PER_S
@@ -110,13 +110,7 @@ class Profile:
             self.files[name] = {"sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
         return self.files[name]
 
-    def write(
-        self,
-        output: Path | None,
-        provenance: Mapping[str, Any],
-        format: Format = "parquet",
-        overwrite: bool = False,
-    ) -> Path:
+    def write(self, output: Path | None, provenance: Mapping[str, Any], overwrite: bool = False) -> Path:
         """Write ``<output>/<gpu>/<program>/`` atomically (default output: the user's folder)."""
         if not self.rows:
             why = "; ".join(f"{name}: {about.get('ignored', 'no row')}" for name, about in self.files.items())
@@ -147,7 +141,7 @@ class Profile:
             "imported": self.files,
         }
         root = user_tables_root() if output is None else output
-        return write_source(root / self.gpu.name / self.program, columns, about, format, overwrite)
+        return write_source(root / self.gpu.name / self.program, columns, about, overwrite=overwrite)
 
 
 def _of_kernels_with_plain_rows(operator: str, columns: Mapping[str, Array]) -> Bools:

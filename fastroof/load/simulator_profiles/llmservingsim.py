@@ -43,7 +43,6 @@ from fastroof.load.simulator_profiles import (
     rows_of,
     silu_rows,
 )
-from fastroof.load.write import Format
 from fastroof.models.dense import DenseModel, DenseShard, split
 from fastroof.models.load import load_model
 from fastroof.operators.external_rows import ExternalRows, size_columns, text_columns
@@ -85,7 +84,6 @@ def convert_llmservingsim(
     gpu: str | None = None,
     model: str | None = None,
     dtype: str = "bf16",
-    format: Format = "parquet",
     overwrite: bool = False,
 ) -> Path:
     """Import a folder of LLMServingSim's profiles and write ``<output>/<gpu>/llmservingsim/``."""
@@ -117,7 +115,7 @@ def convert_llmservingsim(
         f"{dtype}; sorted",
         "timing": "kernels by the CUDA profiler, launched eagerly; KV writes are part of today's attention",
     }
-    return profile.write(None if output is None else Path(output), provenance, format, overwrite)
+    return profile.write(None if output is None else Path(output), provenance, overwrite)
 
 
 # -- folders ---------------------------------------------------------------------------------------

@@ -46,7 +46,6 @@ from fastroof.load.simulator_profiles import (
     silu_rows,
     streaming_rows,
 )
-from fastroof.load.write import Format
 from fastroof.operators.external_rows import ExternalRows, size_columns, text_columns
 
 PROGRAM: Final = "vidur"
@@ -83,7 +82,6 @@ def convert_vidur(
     gpu: str | None = None,
     topology: str | None = None,
     dtype: str = "bf16",
-    format: Format = "parquet",
     overwrite: bool = False,
 ) -> Path:
     """Import a folder of Vidur's profiles and write ``<output>/<gpu>/vidur/``."""
@@ -112,7 +110,7 @@ def convert_vidur(
         f"rows in float16 filed under {dtype}, sorted",
         "timing": "kernels by the CUDA profiler in whole us, launched eagerly; medians",
     }
-    return profile.write(None if output is None else Path(output), provenance, format, overwrite)
+    return profile.write(None if output is None else Path(output), provenance, overwrite)
 
 
 def _spelled(path: Path, folder: str) -> str | None:
