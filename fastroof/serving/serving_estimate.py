@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from statistics import NormalDist
 from typing import Any
 
-import numpy as np
-
 from fastroof.arrow import RELATIVE_ERROR, ArrowResult, answer
-from fastroof.checks import is_number, one_of, shown
-from fastroof.errors import BatchError
 
 
 @dataclass(frozen=True, eq=False)
@@ -55,7 +50,8 @@ class ServingEstimate(ArrowResult):
     tpot_relative_error, ttft_relative_error : float or ndarray of float64, or None
         One standard error relative to ``tpot_ms`` and ``ttft_ms`` (in ln), from the engine's profile:
         runs of models, GPUs, versions and benches that no fit has seen, by protocol: larger for bursts,
-        requests that wait, and steps of short kernels. None if not requested or not in the profile.
+        requests that wait, and steps of short kernels. Four of five runs are within ``exp(1.28 error)`` times
+        either way. None if not requested or not in the profile.
     joules_per_token, joules_relative_error : float or ndarray of float64, or None
         Joules of all GPUs per output token, idle time included, and one standard error relative to it;
         None if not requested.
@@ -87,43 +83,3 @@ class ServingEstimate(ArrowResult):
     joules_per_token: Any = answer("J", "energy of all GPUs per output token, idle time too", default=None)
     joules_relative_error: Any = answer("", "relative standard error of joules_per_token", 0, default=None)
     made_from: Mapping[str, str] = field(default_factory=dict, repr=False)
-
-    def interval_ms(self, quantity: str = "tpot", share: float = 0.8) -> tuple[Any, Any]:
-        """Return the interval in which a measured run is expected.
-
-        Parameters
-        ----------
-        quantity : str
-            tpot or ttft.
-        share : float
-            Share of runs in the interval.
-
-        Returns
-        -------
-        low, high : float or ndarray of float64
-            Bounds, ms; nan if the error is unknown.
-
-        Raises
-        ------
-        BatchError
-            If the quantity or share is invalid.
-
-        Examples
-        --------
-        >>> import fastroof
-        >>> from fastroof.serving import estimate
-        >>> plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-        >>> seen = estimate(plan, isl=1024, osl=128, clients=16, with_error=True)
-        >>> low, high = seen.interval_ms("tpot")
-        >>> bool(low < seen.tpot_ms < high) or seen.tpot_relative_error is None
-        True
-        """
-        one_of("quantity", quantity, ("tpot", "ttft"), BatchError)
-        if not is_number(share) or not 0.0 < share < 1.0:
-            raise BatchError(f"share must be a number between 0 and 1, got {shown(share)}")
-        middle = getattr(self, f"{quantity}_ms")
-        error = getattr(self, f"{quantity}_relative_error")
-        if error is None:
-            error = np.full(np.shape(middle), np.nan)[()]
-        spread = np.exp(NormalDist().inv_cdf(0.5 + share / 2.0) * error)
-        return middle / spread, middle * spread

@@ -1,14 +1,13 @@
 """Stated errors of estimates: the profile's, on runs that no fit has seen."""
 
 import dataclasses
-from statistics import NormalDist
 
 import numpy as np
 import pytest
 
 import fastroof
 from fastroof.engines import ServingErrors, load_engine
-from fastroof.errors import BatchError, PlanError
+from fastroof.errors import PlanError
 from fastroof.serving import estimate
 from fastroof.simulation.step_range import step_error
 
@@ -69,26 +68,6 @@ def test_a_profile_without_errors_states_none(h100: fastroof.Tables) -> None:
     )
     assert seen.relative_error is not None
     assert seen.tpot_relative_error is None
-    assert np.isnan(seen.interval_ms("tpot")).all()
-
-
-@pytest.mark.parametrize("share", [0.5, 0.8, 0.95])
-def test_an_interval_holds_its_share_of_normal_errors(plan: fastroof.StepPlan, share: float) -> None:
-    seen = estimate(plan, 1024, 128, 16, with_error=True)
-    low, high = seen.interval_ms("tpot", share)
-    normal = NormalDist(np.log(seen.tpot_ms), KNOWN.tpot)
-    assert normal.cdf(np.log(high)) - normal.cdf(np.log(low)) == pytest.approx(share)
-    low, high = seen.interval_ms("ttft", share)
-    assert np.sqrt(low * high) == pytest.approx(seen.ttft_ms)
-
-
-def test_invalid_intervals_are_refused(plan: fastroof.StepPlan) -> None:
-    seen = estimate(plan, 1024, 128, 16, with_error=True)
-    with pytest.raises(BatchError, match="quantity must be one of tpot, ttft, got 'itl'"):
-        seen.interval_ms("itl")
-    for share in (0, 1, -0.1, float("nan"), "0.8", True):
-        with pytest.raises(BatchError, match="share must be a number between 0 and 1"):
-            seen.interval_ms("tpot", share)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("value", [-0.1, float("nan"), "0.1", True, None])
