@@ -63,15 +63,10 @@ func TestAsked(t *testing.T) {
 		t.Fatal(err)
 	}
 	random := common.NewRandom(1, 1)
-	var calculator latencyCalculator
-	switch config.LatencyCalculator {
-	case common.PerPromptTokenLatencyCalculator:
-		calculator = newPerTokenCalculator(config, random)
-	case common.ConstantLatencyCalculator:
-		calculator = newConstantCalculator(config, random)
-	default:
+	if config.LatencyCalculator != common.PerPromptTokenLatencyCalculator {
 		t.Fatalf("calculator %q", config.LatencyCalculator)
 	}
+	calculator := newPerTokenCalculator(config, random)
 	for _, one := range asked {
 		first := calculator.GetTimeToFirstToken(&TTFTParams{PromptTokens: int(one[1]), RunningReqs: one[0]})
 		next := calculator.GetInterTokenLatency(&InterTokenParams{RunningReqs: one[0]})
@@ -94,25 +89,24 @@ import numpy as np
 
 import fastroof
 from benchmarks.upstream.steps import print_errors, print_exact, version
-from fastroof.backends.llm_d import CALCULATORS, fit_llm_d, llm_d_yaml, simulated_ms
+from fastroof.backends.llm_d import fit_llm_d, llm_d_yaml, simulated_ms
 
 at, build = version(Path(sys.argv[1])), Path(sys.argv[2])
 plan = fastroof.compile_plan("llama-3.1-8b", "h100")
-for calculator in CALCULATORS:
-    fit = fit_llm_d(plan, calculator=calculator)
-    (build / "config.yaml").write_text(llm_d_yaml(plan, fit))
-    points = np.stack([fit.clients, fit.isl], 1).astype(int)
-    (build / "asked.json").write_text(json.dumps(points.tolist()))
-    paths = {"ASKED_CONFIG": "config.yaml", "ASKED": "asked.json", "ANSWERS": "answers.json"}
-    environment = {**os.environ, "GOFLAGS": "-mod=mod", **{name: str(build / path) for name, path in paths.items()}}
-    command = ["go", "test", "-count=1", "-run", "TestAsked", "./pkg/llm-d-inference-sim"]
-    done = subprocess.run(command, cwd=build, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stdout + done.stderr)
-    first_ms, next_ms = np.array(json.loads((build / "answers.json").read_text())).T / 1e6
-    name = f"llm-d-inference-sim, {calculator}"
-    expected = simulated_ms(fit.latencies, fit.clients, fit.isl)
-    print_exact(name, at, np.r_[first_ms, next_ms].tolist(), np.concatenate(expected).tolist(), "answers")
-    print_errors(name, at, "TTFT", first_ms / fit.ttft_ms - 1)
-    print_errors(name, at, "ITL", next_ms / fit.tpot_ms - 1)
+fit = fit_llm_d(plan)
+(build / "config.yaml").write_text(llm_d_yaml(plan, fit))
+points = np.stack([fit.clients, fit.isl], 1).astype(int)
+(build / "asked.json").write_text(json.dumps(points.tolist()))
+paths = {"ASKED_CONFIG": "config.yaml", "ASKED": "asked.json", "ANSWERS": "answers.json"}
+environment = {**os.environ, "GOFLAGS": "-mod=mod", **{name: str(build / path) for name, path in paths.items()}}
+command = ["go", "test", "-count=1", "-run", "TestAsked", "./pkg/llm-d-inference-sim"]
+done = subprocess.run(command, cwd=build, env=environment, capture_output=True, text=True, check=False)
+if done.returncode:
+    sys.exit(done.stdout + done.stderr)
+first_ms, next_ms = np.array(json.loads((build / "answers.json").read_text())).T / 1e6
+name = "llm-d-inference-sim"
+expected = simulated_ms(fit.latencies, fit.clients, fit.isl)
+print_exact(name, at, np.r_[first_ms, next_ms].tolist(), np.concatenate(expected).tolist(), "answers")
+print_errors(name, at, "TTFT", first_ms / fit.ttft_ms - 1)
+print_errors(name, at, "ITL", next_ms / fit.tpot_ms - 1)
 END

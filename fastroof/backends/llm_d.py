@@ -4,13 +4,12 @@ llm-d-inference-sim answers as vLLM does, and sleeps instead of computing: it ha
 for its first token and then for each of the others. With n requests running of at most N = max-num-seqs::
 
     load  = 1 + (time-factor-under-load - 1) (n - 1) / (N - 1)
-    TTFT  = prefill-overhead load + uncached prompt tokens x (prefill-time-per-token load)     per-token
-    TTFT  = time-to-first-token load                                                           constant
+    TTFT  = prefill-overhead load + uncached prompt tokens x (prefill-time-per-token load)
     ITL   = inter-token-latency load
 
-each product cut to whole nanoseconds, and the sum to whole milliseconds. So four numbers stand for a plan,
-chosen over a range of operating points against what :func:`fastroof.serving.estimate` says that clients of
-an engine see there.
+of its calculator ``per-token``, each product cut to whole nanoseconds, and the sum to whole milliseconds. So
+four numbers stand for a plan, chosen over a range of operating points against what
+:func:`fastroof.serving.estimate` says that clients of an engine see there.
 
 Sources: llm-d/llm-d-inference-sim, pkg/simulator/latencies.go, pkg/simulator/context.go,
 pkg/common/config.go (``Configuration``, ``LatenciesConfig``) and docs/configuration.md at
@@ -31,7 +30,7 @@ import numpy as np
 
 from fastroof.arrays import Floats
 from fastroof.atomic_files import write_output
-from fastroof.checks import one_of, shown
+from fastroof.checks import shown
 from fastroof.documents import yaml_text
 from fastroof.errors import BackendError
 from fastroof.models.named import PRESETS
@@ -42,7 +41,6 @@ if TYPE_CHECKING:
     from fastroof.plan import StepPlan
 
 
-CALCULATORS: Final = ("per-token", "constant")
 CONCURRENCY: Final = (1, 2, 4, 8, 16, 32, 64)
 ISL: Final = (256, 512, 1024, 2048, 4096)
 OSL: Final = (128, 512)
@@ -59,20 +57,16 @@ class Latencies:
 
     Attributes
     ----------
-    calculator : str
-        ``per-token``, whose TTFT grows with the prompt, or ``constant``.
     max_num_seqs : int
         Maximum number of concurrent requests, at which the load factor is ``time_factor_under_load``.
     inter_token_latency_ns : int
         ``inter-token-latency``.
     prefill_overhead_ns, prefill_time_per_token_ns : int
-        ``prefill-overhead`` and ``prefill-time-per-token``; of ``constant`` the former is
-        ``time-to-first-token`` and the latter 0.
+        ``prefill-overhead`` and ``prefill-time-per-token``.
     time_factor_under_load : float
         ``time-factor-under-load``, at least 1.
     """
 
-    calculator: str
     max_num_seqs: int
     inter_token_latency_ns: int
     prefill_overhead_ns: int
@@ -119,7 +113,7 @@ def simulated_ms(latencies: Latencies, clients: Any, isl: Any) -> tuple[Floats, 
 
     Examples
     --------
-    >>> given = Latencies("per-token", 16, 12_000_000, 30_000_000, 250_000, 2.0)
+    >>> given = Latencies(16, 12_000_000, 30_000_000, 250_000, 2.0)
     >>> [float(time) for time in simulated_ms(given, 16, 256)]
     [188.0, 24.0]
     """
@@ -133,14 +127,7 @@ def simulated_ms(latencies: Latencies, clients: Any, isl: Any) -> tuple[Floats, 
     return np.floor(ttft_ns / NS_PER_MS), np.floor(itl_ns / NS_PER_MS)
 
 
-def fit_llm_d(
-    plan: StepPlan,
-    *,
-    clients: Any = CONCURRENCY,
-    isl: Any = ISL,
-    osl: Any = OSL,
-    calculator: str = "per-token",
-) -> LatencyFit:
+def fit_llm_d(plan: StepPlan, *, clients: Any = CONCURRENCY, isl: Any = ISL, osl: Any = OSL) -> LatencyFit:
     """Choose the simulator's latencies for a plan over every combination of some loads and lengths.
 
     Parameters
@@ -151,8 +138,6 @@ def fit_llm_d(
         Requests that run at once; the largest becomes ``max-num-seqs``.
     isl, osl : sequence of int
         Tokens of prompts, and of outputs, the first included.
-    calculator : str
-        ``per-token`` or ``constant``.
 
     Returns
     -------
@@ -162,7 +147,7 @@ def fit_llm_d(
     Raises
     ------
     BackendError
-        If the calculator is unknown, an output has no second token, or no point's requests fit.
+        If an output has no second token, or no point's requests fit.
 
     Notes
     -----
@@ -170,7 +155,6 @@ def fit_llm_d(
     a millisecond longer than the plan's; from the best few, one number at a time moves, by 1 ms down to 2 us,
     until no step lessens the sum of the errors by :func:`simulated_ms`.
     """
-    one_of("calculator", calculator, CALCULATORS, BackendError)
     axes = [np.unique(np.atleast_1d(np.asarray(sizes))) for sizes in (isl, osl, clients)]
     for name, sizes, least in zip(("isl", "osl", "clients"), axes, (1, 2, 1), strict=True):
         if sizes.dtype.kind not in "iu" or sizes.size == 0 or sizes[0] < least:
@@ -191,7 +175,7 @@ def fit_llm_d(
         return float(np.abs(first_ms / ttft_ms - 1.0).mean() + np.abs(next_ms / tpot_ms - 1.0).mean())
 
     most = int(running.max())
-    started = _started(calculator, most, running, lengths, ttft_ms, tpot_ms)
+    started = _started(most, running, lengths, ttft_ms, tpot_ms)
     best = sorted(started, key=loss)[:STARTS]
     latencies = min((_descended(one, loss) for one in best), key=loss)
     return LatencyFit(
@@ -201,7 +185,7 @@ def fit_llm_d(
 
 
 def _started(
-    calculator: str, most: int, running: Floats, lengths: Floats, ttft_ms: Floats, tpot_ms: Floats
+    most: int, running: Floats, lengths: Floats, ttft_ms: Floats, tpot_ms: Floats
 ) -> list[Latencies]:
     """Settings by least squares, one for each of many time factors."""
     starts = []
@@ -210,8 +194,7 @@ def _started(
         load = 1.0 + (factor - 1.0) * (running - 1.0) / max(most - 1.0, 1.0)
         relative = load / (tpot_ms + CUT_MS)
         token_ms = relative.sum() / (relative * relative).sum()
-        columns = [load, load * lengths] if calculator == "per-token" else [load]
-        matrix = np.stack(columns, 1) / (ttft_ms + CUT_MS)[:, np.newaxis]
+        matrix = np.stack([load, load * lengths], 1) / (ttft_ms + CUT_MS)[:, np.newaxis]
         solved = np.linalg.lstsq(matrix, np.ones(len(matrix)), rcond=None)[0]
         if (solved < 0.0).any():
             # of two, the overhead is the one that may vanish
@@ -219,11 +202,10 @@ def _started(
         token_us, first_us = (round(time_ms * US_PER_MS) for time_ms in (token_ms, solved[0]))
         starts.append(
             Latencies(
-                calculator=calculator,
                 max_num_seqs=most,
                 inter_token_latency_ns=token_us * NS_PER_US,
                 prefill_overhead_ns=first_us * NS_PER_US,
-                prefill_time_per_token_ns=round(sum(solved[1:]) * NS_PER_MS),
+                prefill_time_per_token_ns=round(solved[1] * NS_PER_MS),
                 time_factor_under_load=round(float(factor), 4),
             )
         )
@@ -232,9 +214,11 @@ def _started(
 
 def _descended(latencies: Latencies, loss: Any) -> Latencies:
     """Move one number at a time, until no step of any size lessens the loss."""
-    largest: dict[str, float] = {"inter_token_latency_ns": NS_PER_MS, "prefill_overhead_ns": NS_PER_MS}
-    if latencies.calculator == "per-token":
-        largest["prefill_time_per_token_ns"] = latencies.prefill_time_per_token_ns // 8
+    largest: dict[str, float] = {
+        "inter_token_latency_ns": NS_PER_MS,
+        "prefill_overhead_ns": NS_PER_MS,
+        "prefill_time_per_token_ns": latencies.prefill_time_per_token_ns // 8,
+    }
     if latencies.max_num_seqs > 1:
         largest["time_factor_under_load"] = 0.5
     steps = [(name, size / 2**i) for i in range(10) for name, size in largest.items()]
@@ -266,20 +250,16 @@ def llm_d_yaml(
     if not link > 0.0:
         raise BackendError(f"a link of {link!r} bytes/s moves no KV cache")
     memory, isl = plan.memory, float(fit.isl.mean())
-    times = {"inter-token-latency": latencies.inter_token_latency_ns, "inter-token-latency-std-dev": 0}
-    if latencies.calculator == "per-token":
-        times["prefill-overhead"] = latencies.prefill_overhead_ns
-        times["prefill-time-per-token"] = latencies.prefill_time_per_token_ns
-        times["prefill-time-std-dev"] = 0
-        times["kv-cache-transfer-time-per-token"] = round(
-            (memory.kv_bytes_per_token + memory.state_bytes_per_sequence / isl) / link * US_PER_S * NS_PER_US
-        )
-        times["kv-cache-transfer-time-std-dev"] = 0
-    else:
-        times["time-to-first-token"] = latencies.prefill_overhead_ns
-        times["time-to-first-token-std-dev"] = 0
-        times["kv-cache-transfer-latency"] = round(memory.kv_bytes(round(isl)) / link * US_PER_S * NS_PER_US)
-        times["kv-cache-transfer-latency-std-dev"] = 0
+    token_bytes = memory.kv_bytes_per_token + memory.state_bytes_per_sequence / isl
+    times = {
+        "inter-token-latency": latencies.inter_token_latency_ns,
+        "inter-token-latency-std-dev": 0,
+        "prefill-overhead": latencies.prefill_overhead_ns,
+        "prefill-time-per-token": latencies.prefill_time_per_token_ns,
+        "prefill-time-std-dev": 0,
+        "kv-cache-transfer-time-per-token": round(token_bytes / link * US_PER_S * NS_PER_US),
+        "kv-cache-transfer-time-std-dev": 0,
+    }
     settings: dict[str, Any] = {key: _duration(time_ns) for key, time_ns in times.items()}
     settings["time-factor-under-load"] = latencies.time_factor_under_load
     comments = [
@@ -293,7 +273,7 @@ def llm_d_yaml(
         "model": model,
         "max-num-seqs": latencies.max_num_seqs,
         "max-model-len": plan.model.max_position,
-        "latency-calculator": latencies.calculator,
+        "latency-calculator": "per-token",
         **(settings if is_flat else {"latencies": settings}),
     }
     return "".join(f"# {line}\n" for line in comments) + yaml_text(document)

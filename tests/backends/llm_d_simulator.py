@@ -85,7 +85,7 @@ class Simulator:
         self.times |= {key: duration_ns(value) for key, value in latencies.items()}
         assert self.settings["model"]
         assert self.settings["engine"] == "vllm"
-        assert self.settings["latency-calculator"] in ("", "constant", "per-token")
+        assert self.settings["latency-calculator"] == "per-token"
         assert self.factor >= 1.0
         assert min(self.settings["max-model-len"], self.settings["max-num-seqs"]) >= 1
         for name in ("time-to-first-token", "inter-token-latency"):
@@ -98,17 +98,9 @@ class Simulator:
 
     def first_token_ns(self, running: int, prompt: int, cached: int = 0, *, is_remote: bool = False) -> int:
         """What a request waits for its first token, or for its KV cache from another worker."""
-        is_constant = self.settings["latency-calculator"] == "constant"
-        if is_remote and is_constant:
-            return whole_milliseconds(
-                self.times["kv-cache-transfer-latency"], self.times["kv-cache-transfer-latency-std-dev"]
-            )
         if is_remote:
             mean = self.times["kv-cache-transfer-time-per-token"] * prompt
             return whole_milliseconds(mean, self.times["kv-cache-transfer-time-std-dev"])
-        if is_constant:
-            mean = self._loaded("time-to-first-token", running)
-            return whole_milliseconds(mean, self.times["time-to-first-token-std-dev"])
         per_token = self._loaded("prefill-time-per-token", running)
         mean = self._loaded("prefill-overhead", running) + (prompt - cached) * per_token
         return whole_milliseconds(mean, self.times["prefill-time-std-dev"])

@@ -26,12 +26,11 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
     return fastroof.compile_plan("llama-3.1-8b", "h100", h100, engine="vllm")
 
 
-@pytest.mark.parametrize("calculator", ["per-token", "constant"])
 @pytest.mark.parametrize("is_flat", [False, True])
-def test_the_simulator_answers_like_the_fit(plan: fastroof.StepPlan, calculator: str, is_flat: bool) -> None:
-    fit = fit_llm_d(plan, calculator=calculator)
+def test_the_simulator_answers_like_the_fit(plan: fastroof.StepPlan, is_flat: bool) -> None:
+    fit = fit_llm_d(plan)
     simulator = Simulator(llm_d_yaml(plan, fit, is_flat=is_flat))
-    assert simulator.settings["latency-calculator"] == calculator
+    assert simulator.settings["latency-calculator"] == "per-token"
     assert simulator.settings["model"] == "meta-llama/Llama-3.1-8B"
     assert simulator.settings["max-num-seqs"] == 64
     assert ("latencies" in simulator.settings) != is_flat
@@ -67,10 +66,9 @@ def test_the_errors_stated_are_those_of_the_simulator(plan: fastroof.StepPlan) -
     assert stated == pytest.approx(found, abs=0.05 + 1e-9)
 
 
-@pytest.mark.parametrize("calculator", ["per-token", "constant"])
-def test_one_point_is_met_to_the_millisecond(plan: fastroof.StepPlan, calculator: str) -> None:
+def test_one_point_is_met_to_the_millisecond(plan: fastroof.StepPlan) -> None:
     """If the formula holds, the only error is rounding to milliseconds."""
-    fit = fit_llm_d(plan, clients=32, isl=1024, osl=256, calculator=calculator)
+    fit = fit_llm_d(plan, clients=32, isl=1024, osl=256)
     assert abs(fit.simulated_ttft_ms - fit.ttft_ms).max() <= 0.5 + 1e-9
     assert abs(fit.simulated_tpot_ms - fit.tpot_ms).max() <= 0.5 + 1e-9
 
@@ -86,12 +84,6 @@ def test_the_fit_is_good_and_no_step_betters_it(plan: fastroof.StepPlan) -> None
             one, other = simulated_ms(Latencies(**values), fit.clients, fit.isl)
             worse = np.abs(one / fit.ttft_ms - 1.0).mean() + np.abs(other / fit.tpot_ms - 1.0).mean()
             assert worse >= first + following - 1e-12
-
-
-def test_per_token_follows_prompts_and_constant_does_not(plan: fastroof.StepPlan) -> None:
-    per_token, constant = (fit_llm_d(plan, calculator=name) for name in ("per-token", "constant"))
-    assert np.abs(per_token.errors[0]).mean() < np.abs(constant.errors[0]).mean() / 2.0
-    assert constant.latencies.prefill_time_per_token_ns == 0
 
 
 def test_one_client_has_no_load(plan: fastroof.StepPlan) -> None:
@@ -117,15 +109,11 @@ def test_the_kv_cache_takes_its_bytes_over_the_link(plan: fastroof.StepPlan) -> 
     token_ns = plan.memory.kv_bytes_per_token / 25e9 * 1e9
     assert simulator.times["kv-cache-transfer-time-per-token"] == round(token_ns)
     assert simulator.first_token_ns(1, 4096, is_remote=True) == int(round(token_ns) * 4096 / 1e6) * 10**6
-    whole = fit_llm_d(plan, isl=[1024, 3072], calculator="constant")
-    simulator = Simulator(llm_d_yaml(plan, whole, link_bytes_per_s=25e9))
-    assert simulator.times["kv-cache-transfer-latency"] == round(token_ns * 2048)
 
 
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"calculator": "linear"}, "per-token, constant"),
         ({"osl": 1}, "osl needs whole numbers of at least 2"),
         ({"isl": [0, 4]}, "isl needs whole numbers of at least 1"),
         ({"clients": 1.5}, "clients needs whole numbers"),

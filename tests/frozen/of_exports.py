@@ -40,19 +40,14 @@ def llm_d() -> Answers:
     answers = Answers(is_exact=False)
     tables = product.h100_tables()
     for model, given in (H100_PLANS[1], H100_PLANS[2]):
-        for calculator in ("per-token", "constant"):
-            for case, plan in compiled(answers, tables, model, "h100", **given):
-                fit = product.fit_llm_d(
-                    plan, clients=[1, 8, 64], isl=[256, 2048], osl=[128], calculator=calculator
-                )
-                named = f"{case}, {calculator}"
-                answers.record(named, vars(fit.latencies))
-                answers.record(named, fit, without=("latencies",))
-                text = product.llm_d_yaml(plan, fit)
-                settings = [
-                    line.split(":")[0].strip() for line in text.splitlines() if not line.startswith("#")
-                ]
-                answers.text(named, "keys", ", ".join(settings))
+        for case, plan in compiled(answers, tables, model, "h100", **given):
+            fit = product.fit_llm_d(plan, clients=[1, 8, 64], isl=[256, 2048], osl=[128])
+            named = f"{case}, per-token"
+            answers.record(named, vars(fit.latencies))
+            answers.record(named, fit, without=("latencies",))
+            text = product.llm_d_yaml(plan, fit)
+            settings = [line.split(":")[0].strip() for line in text.splitlines() if not line.startswith("#")]
+            answers.text(named, "keys", ", ".join(settings))
     return answers
 
 
