@@ -126,17 +126,6 @@ def rows_table(
     return pa.table(values, schema=schema)
 
 
-def pandas_frame(table: pa.Table) -> Any:
-    """Return a table as a ``pandas.DataFrame``."""
-    _frames_of("pandas", "to_pandas")
-    return table.to_pandas()
-
-
-def polars_frame(table: pa.Table) -> Any:
-    """Return a table as a ``polars.DataFrame``."""
-    return _frames_of("polars", "to_polars").from_arrow(table)
-
-
 def _frames_of(package: str, method: str) -> Any:
     try:
         return import_module(package)
@@ -156,11 +145,12 @@ class ArrowRows(ABC):
 
     def to_pandas(self) -> Any:
         """Return the rows of :meth:`to_arrow` as a ``pandas.DataFrame``."""
-        return pandas_frame(self.to_arrow())
+        _frames_of("pandas", "to_pandas")
+        return self.to_arrow().to_pandas()
 
     def to_polars(self) -> Any:
         """Return the rows of :meth:`to_arrow` as a ``polars.DataFrame``."""
-        return polars_frame(self.to_arrow())
+        return _frames_of("polars", "to_polars").from_arrow(self.to_arrow())
 
     def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
         """Export the table as an Arrow stream, by the PyCapsule interface."""

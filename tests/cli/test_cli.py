@@ -773,7 +773,7 @@ def test_import_aiconfigurator(tmp_path: Path) -> None:
         installed_root()
     except fastroof.TableError as error:
         pytest.skip(str(error))
-    source = ("--system", "h100_sxm", "--backend", "vllm")
+    source = ("h100_sxm", "--backend", "vllm")
     arguments = ("tables", "import", "aiconfigurator", *source, "-o", str(tmp_path))
     assert "111,444" in good(*arguments, "--version", "0.25.0")
     read = import_aiconfigurator("h100_sxm", "vllm", "0.25.0")
@@ -785,7 +785,7 @@ def test_import_aiconfigurator(tmp_path: Path) -> None:
 def test_import_without_the_package_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fastroof.load.aiconfigurator.MODULES", ("no_such_package",))
     text = refused(
-        "tables", "import", "aiconfigurator", "--system", "h100_sxm", "--backend", "vllm", "--version",
+        "tables", "import", "aiconfigurator", "h100_sxm", "--backend", "vllm", "--version",
         "0.24.0", "-o", str(tmp_path),
     )  # fmt: skip
     assert "pip install" in text

@@ -75,12 +75,12 @@ def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> No
     out = done("tables", "import", "aiconfigurator", "b300_sxm")
     assert f"wrote {root / 'b300'}" in out
     assert len(made(root)) == 4
-    other = ("tables", "import", "aiconfigurator", "--gpu", "b300", "-o", str(tmp_path / "mine"))
+    other = ("tables", "import", "aiconfigurator", "b300", "-o", str(tmp_path / "mine"))
     done(*other)
     assert made(tmp_path / "mine") == made(root)
     one = tmp_path / "one"
     done(
-        "tables", "import", "aiconfigurator", "--system", "b300_sxm", "--backend", "sglang", "--version",
+        "tables", "import", "aiconfigurator", "b300_sxm", "--backend", "sglang", "--version",
         "0.5.10", "-o", str(one),
     )  # fmt: skip
     assert (one / "b300" / "aiconfigurator-sglang-0.5.10" / "gemm.parquet").is_file()
@@ -94,8 +94,7 @@ def test_import_by_name_and_by_the_old_options(root: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "name one GPU; the package has tables of a100, b200"),
-        (("b300", "--gpu", "h100"), "name one GPU"),
+        ((), "missing argument 'GPU'"),
         (("b30",), "unknown GPU 'b30'; did you mean b300"),
         (("l4",), "no package has tables of l4; they have tables of a100"),
         (("b300", "--version", "0.5.10"), "--version goes with --backend"),
@@ -184,7 +183,7 @@ def test_what_a_campaign_lacks_is_listed(root: Path, tmp_path: Path) -> None:
 
 def test_another_version_serves_on_request(root: Path, tmp_path: Path) -> None:
     package(tmp_path / "site", "b300_sxm", **{"gemm/vllm/0.19.0/gemm_perf": [GEMM_ROW | {"latency": 0.007}]})
-    done("tables", "import", "aiconfigurator", "--system", "b300", "--backend", "vllm", "--version", "0.19.0")
+    done("tables", "import", "aiconfigurator", "b300", "--backend", "vllm", "--version", "0.19.0")
     newest = parsed(*GEMM[:-1], "--gpu", "b300")["rows"][0]["latency_us"]
     older = ("--source", "gemm=aiconfigurator-vllm-0.19.0")
     assert (newest, parsed(*GEMM[:-1], "--gpu", "b300", *older)["rows"][0]["latency_us"]) == (2.5, 7.0)

@@ -66,10 +66,7 @@ Examples:
 
 
 def aiconfigurator(
-    gpu: Annotated[
-        str | None, typer.Argument(metavar="[GPU]", help="GPU, or the package's system: h200, b300_sxm.")
-    ] = None,
-    system: Annotated[str | None, typer.Option(*GPU_NAMES, help="GPU, as an option.")] = None,
+    gpu: Annotated[str, typer.Argument(metavar="GPU", help="GPU, or the package's system: h200, b300_sxm.")],
     backend: Annotated[str | None, typer.Option(help="vllm, sglang or trtllm. [default: all]")] = None,
     version: Annotated[
         str | None, typer.Option(help="Version of the backend.  [default: the one in use]")
@@ -94,10 +91,7 @@ def aiconfigurator(
     """Convert what NVIDIA's aisimulate measured on a GPU."""
     from fastroof.load.aiconfigurator import SYSTEMS, system_of
 
-    named = [name for name in (gpu, system) if name is not None]
-    if len({system_of(name) for name in named}) != 1:
-        raise TableError(f"name one GPU; the package has tables of {', '.join(SYSTEMS.values())}")
-    chosen = system_of(named[0])
+    chosen = system_of(gpu)
     if backend is None:
         if version:
             raise TableError("--version goes with --backend: without one all there is is converted")
