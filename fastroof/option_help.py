@@ -26,7 +26,7 @@ _GROUPS: Final = {
     "Model and GPU": """model gpu gpus tables source tp pp dp ep cp dtype kv_dtype
         method routing allow_modelled exchange eplb two_batch_overlap lora
         memory_fraction kv_cache_gib free_gib mode most_gpus_each replicas""",
-    "Load": """decode prefill trace time_zone rate_scale limit columns where rate sessions
+    "Load": """decode prefill trace rate_scale limit columns where rate sessions
         burstiness ramp hourly clients think turns calls tool growth system_prompt
         num_requests isl osl cached seed period prefix_hit image requests_per_client
         length_spread beside kv_len batch_size""",

@@ -25,7 +25,6 @@ REPLAYED: Final = {
         "[default: example, 600 requests of a service]",
         "FILE",
     ),
-    "time_zone": option(str, "Time zone of the trace's dates without one, such as Europe/Berlin.", "ZONE"),
     "rate_scale": option(
         float, "Factor by which the trace's requests arrive faster.  [default: 1]", "FACTOR"
     ),
@@ -157,7 +156,6 @@ def workload_requests(**options: Any) -> Trace | Workload:
         trace = load_trace(
             given.get("trace", "example"),
             **reading,
-            time_zone=given.get("time_zone"),
             limit=given.get("limit"),
             rate_scale=given.get("rate_scale", 1.0),
             period_s=given.get("period"),

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from fastroof.arrays import Array, Bools, Floats, Longs
-from fastroof.checks import one_line, shown
+from fastroof.checks import one_line
 from fastroof.errors import TraceError
 from fastroof.traces.trace import MOST_SECONDS
 from fastroof.traces.trace_formats import UNITS
@@ -107,17 +107,15 @@ class RawColumns:
             row = int(np.argmax(wrong))
             self.refuse(row, reason(row))
 
-    def seconds(self, name: str, per_s: float | None, time_zone: str | None = None) -> Floats:
+    def seconds(self, name: str, per_s: float | None) -> Floats:
         """Return arrivals in seconds after the earliest."""
         cells = column = self._complete(name)
         if is_string(column.type):
             column = self._read_times(name, column)
         if pa.types.is_date(column.type):
             column = column.cast(pa.timestamp("s" if pa.types.is_date32(column.type) else "ms"))
-        if time_zone is not None and not pa.types.is_timestamp(column.type):
-            raise TraceError(f"{self.what}: time_zone is for dates and times, and {name} holds numbers")
         if pa.types.is_timestamp(column.type):
-            column = self._zoned(name, column, time_zone)
+            self._warn_of_clock_change(name, column)
             return self._since_first(name, _flat(column.cast(pa.int64())), UNITS[column.type.unit])
         if per_s is None:
             self.refuse(
@@ -227,50 +225,20 @@ class RawColumns:
             )
         return pc.replace_substring_regex(column, "^([+-]?[0-9]*),([0-9]+)$", r"\1.\2")
 
-    def _zoned(self, name: str, column: pa.ChunkedArray, time_zone: str | None) -> pa.ChunkedArray:
-        """Return dates and times by UTC, if they have no zone and one is given."""
-        if time_zone is not None:
-            try:
-                pc.assume_timezone(pa.array([0]).cast(pa.timestamp("s")), time_zone)
-            except (pa.ArrowException, TypeError):
-                known = "a name such as Europe/Berlin"
-                raise TraceError(f"time_zone must be {known}, got {shown(time_zone)}") from None
-        if column.type.tz is not None:
-            return column
+    def _warn_of_clock_change(self, name: str, column: pa.ChunkedArray) -> None:
+        """Warn of times without a zone that go back once, by as much as clocks do."""
         local = _flat(column.cast(pa.int64()))
         back = np.flatnonzero(np.diff(local) < 0)
-        if time_zone is None:
-            per_s = UNITS[column.type.unit]
-            gap_s = (local[back[0]] - local[back[0] + 1]) / per_s if len(back) == 1 else 0.0
-            if _CLOCK_CHANGE_S[0] <= gap_s <= _CLOCK_CHANGE_S[1]:
-                warnings.warn(
-                    f"{self.what}, {self.row_label(int(back[0]) + 1)}: {name} goes back by {gap_s / 60:.3g} "
-                    "minutes, as if clocks changed; if they did, name the zone (time_zone or --time-zone)",
-                    UserWarning,
-                    stacklevel=5,
-                )
-            return column
-        try:
-            early, late = (
-                pc.assume_timezone(column, time_zone, ambiguous=which) for which in ("earliest", "latest")
+        if column.type.tz is not None or len(back) != 1:
+            return
+        gap_s = (local[back[0]] - local[back[0] + 1]) / UNITS[column.type.unit]
+        if _CLOCK_CHANGE_S[0] <= gap_s <= _CLOCK_CHANGE_S[1]:
+            warnings.warn(
+                f"{self.what}, {self.row_label(int(back[0]) + 1)}: {name} goes back by {gap_s / 60:.3g} "
+                "minutes, as if clocks changed; if they did, write times with their offset from UTC",
+                UserWarning,
+                stacklevel=5,
             )
-        except pa.ArrowInvalid:
-            row = _failing(column, lambda part: pc.assume_timezone(part, time_zone, ambiguous="earliest"))
-            self.refuse(row, f"{name} {_shown(column[row])} is no time in {time_zone}, as clocks go forward")
-        both = _flat(early.cast(pa.int64())), _flat(late.cast(pa.int64()))
-        if (both[0] == both[1]).all():
-            return early
-        # in a log, the clock went back where times do; before that the first reading holds
-        is_late = np.arange(len(local)) > (back[0] if len(back) else -1)
-        chosen = np.where(is_late, both[1], both[0])
-        if len(back) != 1 or (np.diff(chosen) < 0).any():
-            row = int(np.argmax(both[0] != both[1]))
-            self.refuse(
-                row,
-                f"{name} {_shown(column[row])} is twice in {time_zone}, as clocks go back, and the rows are "
-                "not in the order of time: write times with their offset from UTC",
-            )
-        return pa.chunked_array([pa.array(chosen).cast(early.type)])
 
     def _cast_text(self, name: str, column: pa.ChunkedArray, to: pa.DataType, needed: str) -> pa.ChunkedArray:
         trimmed = pc.utf8_trim_whitespace(column)

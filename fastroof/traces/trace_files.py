@@ -31,7 +31,6 @@ def load_trace(
     format: str | None = None,
     columns: str | Mapping[str, str] | None = None,
     where: str | Sequence[str] | Mapping[str, object] | None = None,
-    time_zone: str | None = None,
     limit: int | None = None,
     rate_scale: float = 1.0,
     hash_block_size: int | None = None,
@@ -63,8 +62,6 @@ def load_trace(
     where : str, sequence of str or mapping, optional
         Conditions on rows, which must keep all of them: ``"model=gpt-oss-120b"``, or with ``!=``, ``<``,
         ``<=``, ``>`` or ``>=``; or values by column.
-    time_zone : str, optional
-        Zone of dates and times without one, such as ``"Europe/Berlin"``. Matters where clocks change.
     limit : int, optional
         Maximum number of requests, the first by arrival.
     rate_scale : float, default 1
@@ -106,7 +103,7 @@ def load_trace(
             raw, named, facts = _raw(source, reading)
             if hash_block_size is not None and named.hash_ids:
                 facts["hash_block_size"] = whole_number("hash_block_size", hash_block_size, error=TraceError)
-            trace = checked_trace(raw, named, facts, conditions, time_zone)
+            trace = checked_trace(raw, named, facts, conditions)
     if limit is not None:
         trace = trace.limited(limit)
     if period_s is not None:
@@ -128,7 +125,7 @@ def load_lengths(
         others = tuple(one.column for one in conditions)
         raw, named, facts = _raw(source, Reading(None, own_columns(columns), others, needs_arrival=False))
         alone = named._replace(hash_ids="", session="", parent="")
-        return checked_trace(raw, alone, {"name": facts["name"]}, conditions, None)
+        return checked_trace(raw, alone, {"name": facts["name"]}, conditions)
 
 
 @contextmanager

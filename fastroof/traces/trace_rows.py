@@ -170,7 +170,6 @@ def checked_trace(
     columns: NamedColumns,
     facts: dict[str, Any],
     conditions: tuple[Condition, ...],
-    time_zone: str | None,
 ) -> Trace:
     """Check the rows, with errors that name them, and make the trace."""
     if not raw.count:
@@ -194,7 +193,7 @@ def checked_trace(
             sizes["input_tokens"] = grown_prompts(raw, columns.input_tokens, *lengths, rows)
             rows["history_tokens"] = sizes["input_tokens"] - lengths[0]
     if columns.arrival:
-        arrival_s = _arrivals(raw, columns, time_zone, rows.get("parent_offsets"))
+        arrival_s = _arrivals(raw, columns, rows.get("parent_offsets"))
     if columns.cached_tokens:
         sizes["cached_tokens"] = raw.tokens(columns.cached_tokens)
     for role, tokens in sizes.items():
@@ -227,18 +226,16 @@ def checked_trace(
         raise TraceError(str(error).replace(f"trace {shown(facts['name'])}", raw.what, 1)) from None
 
 
-def _arrivals(
-    raw: RawColumns, columns: NamedColumns, time_zone: str | None, parent_offsets: Longs | None
-) -> Floats:
+def _arrivals(raw: RawColumns, columns: NamedColumns, parent_offsets: Longs | None) -> Floats:
     """Return arrivals in seconds after the earliest; 0 where a request with parents has none."""
     if parent_offsets is None:
-        return raw.seconds(columns.arrival, columns.per_s, time_zone)
+        return raw.seconds(columns.arrival, columns.per_s)
     blank = raw.missing(columns.arrival) & (np.diff(parent_offsets) > 0)
     if not blank.any():
-        return raw.seconds(columns.arrival, columns.per_s, time_zone)
+        return raw.seconds(columns.arrival, columns.per_s)
     arrival_s: Floats = np.zeros(raw.count)
     if not blank.all():
-        arrival_s[~blank] = raw.rows(~blank).seconds(columns.arrival, columns.per_s, time_zone)
+        arrival_s[~blank] = raw.rows(~blank).seconds(columns.arrival, columns.per_s)
     return arrival_s
 
 

@@ -73,7 +73,7 @@ def test_every_option_of_drawn_requests_is_heard() -> None:
 
 LOG = (
     "Begun at;In;Out;Model\n2025-10-26 02:59:00;10;1;a\n"
-    "2025-10-26 02:01:00;20;2;b\n2025-10-26 02:02:00;30;;b\n"
+    "2025-10-26 03:01:00;20;2;b\n2025-10-26 03:02:00;30;;b\n"
 )
 
 
@@ -81,11 +81,9 @@ def test_a_custom_log_is_read_by_the_options(tmp_path: Path, capsys: pytest.Capt
     path = str(tmp_path / "log.csv")
     Path(path).write_text(LOG)
     columns = ("--columns", "arrival=begun_at,input=In,output=out")
-    zoned = replayed("--trace", path, *columns, "--time-zone", "Europe/Berlin")
+    zoned = replayed("--trace", path, *columns)
     assert (zoned.arrival_s.tolist(), zoned.left_out) == ([0.0, 120.0], {"Out missing": 1})
-    only = replayed(
-        "--trace", path, *columns, "--where", "model=b", "--where", "In<100", "--time-zone", "UTC"
-    )
+    only = replayed("--trace", path, *columns, "--where", "model=b", "--where", "In<100")
     assert (only.input_tokens.tolist(), only.left_out) == ([20], {"not model=b": 1, "Out missing": 1})
     # lengths that are drawn from a file are read in the same way, and rows of one file go together
     file = f"file:{path}"
@@ -118,7 +116,6 @@ def test_a_custom_log_is_read_by_the_options(tmp_path: Path, capsys: pytest.Capt
             ("--where", "model=a", "--rate", "5"),
             "--where needs a trace: give --trace FILE, --isl file:FILE",
         ),
-        (("--time-zone", "UTC", "--rate", "5"), "--time-zone replays a trace, --rate draws requests"),
         (("--where", "model"), "where must be COLUMN=VALUE"),
         (("--isl", "file:nowhere.csv"), "nowhere.csv cannot be read"),
     ],

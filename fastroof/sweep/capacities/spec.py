@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 _TRACE_KEYS: Final = (
-    "trace", "format", "columns", "where", "time_zone", "limit", "rate_scale", "hash_block_size",
+    "trace", "format", "columns", "where", "limit", "rate_scale", "hash_block_size",
     "period_s",
 )  # fmt: skip
 _WORKLOAD_KEYS: Final = (

@@ -26,7 +26,7 @@ from tests.traces.test_trace_files import AZURE_2023, AZURE_2024, BURSTGPT, BURS
 
 BLOCKS = "\n".join(map(json.dumps, BAILIAN))
 READ_AS: tuple[dict[str, Any], ...] = (
-    {"columns": "arrival=Started At,output=Completion Tokens", "time_zone": "Europe/Berlin"},
+    {"columns": "arrival=Started At,output=Completion Tokens"},
     {"where": ["model=m1", "http_status<400"], "hash_block_size": 16},
 )
 ONE_LIST = '[{"input_tokens": 5, "output_tokens": 7, "arrival_s": 0.5}]'
@@ -171,9 +171,7 @@ class TraceArrays(Target):
         given = ", ".join(f"{name!r}: {value}" for name, value in words.items())
         options = {}
         if random.random() < 0.3:
-            name = random.choice(
-                ("format", "limit", "rate_scale", "hash_block_size", "columns", "where", "time_zone")
-            )
+            name = random.choice(("format", "limit", "rate_scale", "hash_block_size", "columns", "where"))
             given_options = (
                 "'azure'", "'plain'", "0.5", "'UTC'", "'output_tokens>1'", "'arrival_ms=arrival_s'",
                 "{'input': 'output_tokens'}", "{'cached_tokens': 0}",

@@ -161,9 +161,9 @@ def test_a_trace_that_changed_is_another_sweep(tmp_path: Path) -> None:
 
 def test_a_trace_is_read_by_the_workload(tmp_path: Path) -> None:
     path = tmp_path / "log.csv"
-    path.write_text("Begun;In;Out;Model\n2025-10-26 02:59:00;10;1;a\n2025-10-26 02:01:00;20;2;b\n")
+    path.write_text("Begun;In;Out;Model\n2025-10-26 02:59:00;10;1;a\n2025-10-26 03:01:00;20;2;b\n")
     workload = {"trace": str(path), "columns": {"arrival": "begun", "input": "in", "output": "out"}}
-    spec = load_spec(SPEC | {"workload": workload | {"time_zone": "Europe/Berlin"}})
+    spec = load_spec(SPEC | {"workload": workload})
     assert isinstance(spec, CapacitySpec)
     assert isinstance(spec.requests, Trace)
     assert spec.requests.duration_s == 120
