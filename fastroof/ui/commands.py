@@ -132,16 +132,13 @@ def capacity_limits(view: View) -> dict[str, float]:
     return {name.replace("_ms", f"_p{view.percentile}_ms"): ms for name, ms in request_limits(view).items()}
 
 
-def _limits_written(view: View) -> list[str]:
-    limits = request_limits(view).items()
-    return [word for name, ms in limits for word in (f"--{name.removesuffix('_ms')}", number_written(ms))]
-
-
 def capacity_command(store: PlanStore, view: View) -> str:
     """Return the command that finds the capacity."""
     words = ["fastroof", "capacity", "--model", store.written_model(view.model), *_options(store, view)]
     prompts, outputs = lengths_written(view)
-    words += [*_overhead(view), *_limits_written(view)]
+    words += _overhead(view)
+    for name, ms in request_limits(view).items():
+        words += [f"--{name.removesuffix('_ms')}", number_written(ms)]
     words += [] if view.percentile == 99 else ["--percentile", number_written(view.percentile)]
     return shlex.join([*words, "--isl", str(prompts), "--osl", str(outputs), *_budget(view)])
 
