@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import typer
 
@@ -23,17 +23,14 @@ from benchmarks.accuracy.support_matrix import (
     published_models,
     read_support_matrix,
 )
-from fastroof.cli.options import GPU_NAMES, Json
-from fastroof.cli.output import print_json, print_line, print_table
 from fastroof.columns import ORIGIN_BORROWED, ORIGIN_MODELLED
 from fastroof.config import GpuSpec, load_gpu
-from fastroof.errors import FastroofError, PlanError
+from fastroof.errors import FastroofError
 from fastroof.load.aiconfigurator import installed_root
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.execution import AUTO
 from fastroof.plan import StepPlan
 from fastroof.plan.plan_set import STATUSES, compiled_quietly, typical_parts
-from fastroof.progress import shown_progress
 from fastroof.tables import Tables, load_tables
 
 SIZES: Final = (8, 4, 2, 1)
@@ -56,7 +53,6 @@ class RosterRow(NamedTuple):
     tp: int
     status: str
     on_request: bool
-    fits: bool
     why: str
     borrowed: tuple[str, ...] = ()
     modelled: tuple[str, ...] = ()
@@ -83,7 +79,7 @@ def roster_rows(
 
 
 def _refused(one: Combination, why: str) -> RosterRow:
-    return RosterRow(*one[:4], 0, _REFUSED, on_request=False, fits=False, why=why)
+    return RosterRow(*one[:4], 0, _REFUSED, on_request=False, why=why)
 
 
 def _row(
@@ -119,7 +115,7 @@ def _of_plan(one: Combination, plan: StepPlan, missing: str) -> RosterRow:
     modelled = [part for part in parts if part.origin == ORIGIN_MODELLED]
     status = _MODELLED if modelled else _BORROWED if names[ORIGIN_BORROWED] else _MEASURED
     return RosterRow(
-        *one[:4], plan.tp, status, on_request=bool(missing), fits=plan.has_room, why=missing,
+        *one[:4], plan.tp, status, on_request=bool(missing), why=missing,
         borrowed=names[ORIGIN_BORROWED], modelled=names[ORIGIN_MODELLED],
         streams_only=bool(modelled) and all(roles.get(part.role) == _STREAMED for part in modelled),
     )  # fmt: skip
@@ -182,8 +178,15 @@ def in_short(why: str) -> str:
     return _OF_ONE.sub("", why)
 
 
-def print_markdown(root: Path | None = None) -> None:
-    """Print the roster as Markdown: combinations that pass, those without data, and forward passes."""
+def main(
+    root: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder aisimulate_core or aiconfigurator_core.  [default: installed]"
+        ),
+    ] = None,
+) -> None:
+    """Print roster.md: combinations of a support matrix that plans cover, and why not."""
     models = published_models(root)
     loaded = sum(isinstance(model, ModelSpec) for model in models.values())
     print(f"{loaded} of {len(models)} config.json files of {package_of(root)} load.\n")
@@ -196,17 +199,9 @@ def print_markdown(root: Path | None = None) -> None:
     for matrix, words, choose in chosen:
         summary = summarise(list(roster_rows(filter(choose, read_support_matrix(root, matrix)), models)))
         engines = sorted({engine for _, engine in summary.cells})
-        columns = (
-            f"{words}, by GPU",
-            *engines,
-            "measured",
-            "borrowed",
-            "norms modelled",
-            "others",
-            "on request",
-        )
+        origins = ("measured", "borrowed", "norms modelled", "others", "on request")
         print()
-        _print_markdown(columns, _markdown_rows(summary, engines))
+        _print_markdown((f"{words}, by GPU", *engines, *origins), _markdown_rows(summary, engines))
         kinds = (("borrowed", summary.borrowed), ("modelled", summary.modelled))
         for kind, operators in kinds:
             listed = ", ".join(f"{name} {count}" for name, count in operators.items())
@@ -240,169 +235,3 @@ def _print_markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> No
     for cells in (columns, ["---"] * len(columns), *rows):
         print(f"| {' | '.join(cells)} |")
     print()
-
-
-NAMED_MODELS: Final = 4
-
-
-def print_roster(
-    models: Sequence[str],
-    gpus: Sequence[str],
-    engines: Sequence[str],
-    failed: bool,
-    as_json: bool,
-    root: Path | None = None,
-    matrix: str = MATRIX,
-) -> None:
-    """Compile plans of the selected combinations, and print counts by GPU and engine."""
-    package = package_of(root)
-    published = published_models(root)
-    wanted = _wanted(read_support_matrix(root, matrix), models, gpus, engines, failed)
-    rows = []
-    with shown_progress("plans", "combinations") as progress:
-        for row in roster_rows(wanted, published):
-            rows.append(row)
-            progress(len(rows), len(wanted))
-    loaded = sum(not isinstance(model, Exception) for model in published.values())
-    if as_json:
-        document = {
-            "package": package,
-            "configs": len(published),
-            "configs_loaded": loaded,
-            "combinations": [{**row._asdict(), "is_covered": row.is_covered} for row in rows],
-        }
-        print_json(document)
-        return
-    print_line(f"{package}: {loaded} of {len(published)} config.json files load.\n")
-    _print_failures(published)
-    _print(summarise(rows), failed)
-
-
-def _wanted(
-    matrix: Sequence[Combination],
-    models: Sequence[str],
-    gpus: Sequence[str],
-    engines: Sequence[str],
-    failed: bool,
-) -> list[Combination]:
-    """Select combinations; names that the matrix lacks are an error."""
-    chosen = {"model": list(models), "gpu": [load_gpu(name).name for name in gpus], "engine": list(engines)}
-    for name, values in chosen.items():
-        known = {getattr(one, name) for one in matrix}
-        unknown = [value for value in values if value not in known]
-        if unknown:
-            raise PlanError(
-                f"--{name} {', '.join(unknown)}: the support matrix has none; it has "
-                f"{', '.join(sorted(known))}"
-            )
-    return [
-        one
-        for one in matrix
-        if (one.wants_data if failed else one.verdict == PASS)
-        and all(not values or getattr(one, name) in values for name, values in chosen.items())
-    ]
-
-
-def _print_failures(published: dict[str, Any]) -> None:
-    named: dict[str, list[str]] = {}
-    for name, model in published.items():
-        if isinstance(model, Exception):
-            named.setdefault(in_short(str(model)), []).append(name)
-    if named:
-        columns = ("does not load because", "configs", "models")
-        table = [(why, str(len(names)), _names_words(names)) for why, names in named.items()]
-        print_table(columns, table, left=("does not load because", "models"))
-        print_line()
-
-
-def _print(summary: RosterSummary, failed: bool) -> None:
-    if not summary.whole.total:
-        print_line("No combination is left to plan.")
-        return
-    gpus, engines = ({place[i]: None for place in summary.cells} for i in (0, 1))
-    table = [
-        (
-            gpu,
-            *(_cell_words(summary.cells.get((gpu, engine))) for engine in engines),
-            _row_total(summary, gpu),
-        )
-        for gpu in gpus
-    ]
-    print_table(("gpu", *engines, "together"), table, left=("gpu",))
-    whole = summary.whole
-    print_line(
-        f"\n{whole.covered:,} of {whole.total:,} combinations "
-        f"{'without data there' if failed else 'that pass there'} have a plan from measured "
-        f"kernels: {whole.measured:,} of measured ones alone, {whole.borrowed:,} with some borrowed, "
-        f"{whole.streams_modelled:,} where norms and the like are modelled, {whole.modelled:,} where "
-        f"others are. {whole.on_request:,} more have one with --allow-modelled."
-    )
-    _print_uncovered(summary.uncovered)
-    for words, operators in (("borrowed", summary.borrowed), ("modelled", summary.modelled)):
-        if operators:
-            print_line()
-            print_table((words, "combinations"), [(n, f"{c:,}") for n, c in operators.items()], left=(words,))
-
-
-def _print_uncovered(uncovered: dict[str, list[RosterRow]]) -> None:
-    if not uncovered:
-        return
-    print_line()
-    columns = ("not covered because", "combinations", "on request", "models")
-    table = [
-        (
-            why,
-            f"{len(rows):,}",
-            f"{sum(row.on_request for row in rows):,}",
-            _names_words([row.model for row in rows]),
-        )
-        for why, rows in uncovered.items()
-    ]
-    print_table(columns, table, left=("not covered because", "models"))
-
-
-def _names_words(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
-    distinct = list(dict.fromkeys(names))
-    more = len(distinct) - NAMED_MODELS
-    return ", ".join(distinct[:NAMED_MODELS]) + (f" and {more} more" if more > 0 else "")
-
-
-def _row_total(summary: RosterSummary, gpu: str) -> str:
-    cells = [cell for (of_gpu, _), cell in summary.cells.items() if of_gpu == gpu]
-    return f"{sum(cell.covered for cell in cells)}/{sum(cell.total for cell in cells)}"
-
-
-def _cell_words(cell: Cell | None) -> str:
-    """Return covered/total, and how many are measured, borrowed and modelled."""
-    if cell is None:
-        return ""
-    parts = (cell.measured, cell.borrowed, cell.streams_modelled, cell.modelled)
-    return f"{cell.covered}/{cell.total} ({' '.join(map(str, parts))})"
-
-
-def main(
-    model: Annotated[list[str] | None, typer.Option(help="Only this Hugging Face id; repeatable.")] = None,
-    gpu: Annotated[list[str] | None, typer.Option(*GPU_NAMES, help="Only this GPU; repeatable.")] = None,
-    engine: Annotated[list[str] | None, typer.Option(help="Only this engine; repeatable.")] = None,
-    failed: Annotated[
-        bool, typer.Option("--failed", help="Combinations that the matrix has no data for.")
-    ] = False,
-    root: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FOLDER", help="Folder aisimulate_core or aiconfigurator_core.  [default: installed]"
-        ),
-    ] = None,
-    forward: Annotated[
-        bool, typer.Option("--forward", help="The matrix of whole forward passes, which aisimulate has.")
-    ] = False,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print roster.md.")] = False,
-    as_json: Json = False,
-) -> None:
-    """Count combinations of aisimulate's or aiconfigurator-core's support matrix that plans cover."""
-    if markdown:
-        print_markdown(root)
-    else:
-        matrix = FORWARD_MATRIX if forward else MATRIX
-        print_roster(model or (), gpu or (), engine or (), failed, as_json, root, matrix)

@@ -127,7 +127,7 @@ def test_rows_have_the_origins_of_plans(rows: list[RosterRow]) -> None:
         (LLAMA, "moon", "vllm", "refused", False),
     ]
     of_llama, _, of_odd, *_ = rows
-    assert (of_llama.tp, of_llama.why, of_llama.modelled, of_llama.fits) == (SIZES[0], "", (), True)
+    assert (of_llama.tp, of_llama.why, of_llama.modelled) == (SIZES[0], "", ())
     assert of_odd.on_request
     assert "head_dim 24" in of_odd.why
     assert {"decode attention", "prefill attention"} <= set(of_odd.modelled)
@@ -167,7 +167,7 @@ def test_it_prints_covered_and_missing_models(
         return [row for row in rows if (row.model, row.gpu, row.engine) in wanted]
 
     monkeypatch.setattr(roster, "roster_rows", known_rows)
-    roster.print_markdown(root)
+    roster.main(root)
     out = capsys.readouterr().out
     assert out.startswith(
         "2 of 3 config.json files of package0 load.\n\n* someone/Strange: has no plan yet: "
@@ -197,14 +197,18 @@ def test_forward_passes_have_no_modes(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "aisimulate-0.13.0.dist-info").mkdir()
     assert package_of(root) == "aisimulate 0.13.0"
     assert package_of(tmp_path) == tmp_path.name
-    roster.print_roster((), (), (), False, False, root, FORWARD_MATRIX)
+    passes = folder.with_name("support_matrix")
+    passes.mkdir()
+    (passes / "moon.csv").write_bytes((folder / "moon.csv").read_bytes())
+    roster.main(root)
     out = capsys.readouterr().out
-    assert out.startswith("aisimulate 0.13.0: 0 of 0 config.json files load.\n")
-    assert "0 of 1 combinations that pass there have a plan" in out
+    assert out.startswith("0 of 0 config.json files of aisimulate 0.13.0 load.\n")
+    assert "| forward PASS, by GPU | vllm |" in out
+    assert out.count("| together | 0 of 1 |") == 2
 
 
 def test_norms_alone_are_counted_apart() -> None:
-    row = RosterRow("a/b", "a100", "vllm", "PASS", 8, "modelled", False, True, "", (), ("rope",), True)
+    row = RosterRow("a/b", "a100", "vllm", "PASS", 8, "modelled", False, "", (), ("rope",), True)
     cell = summarise([row, row._replace(streams_only=False, modelled=("experts",))]).whole
     assert (cell.covered, cell.streams_modelled, cell.modelled) == (2, 1, 1)
 
