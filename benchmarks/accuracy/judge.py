@@ -37,7 +37,7 @@ from fastroof.cli.validate import (
 from fastroof.errors import FastroofError
 from fastroof.evidence.prediction_errors import ErrorGroup, Validation
 from fastroof.evidence.steps.measured_steps import read_steps
-from fastroof.report import check_picture, save_figure
+from fastroof.report import check_picture
 
 PEERS: Final = ("aiconfigurator",)
 ALL: Final = "all"
@@ -184,10 +184,7 @@ def _validate_all(
     )
     if csv_path is not None:
         write_csv(csv_path, report.times)
-    if plot is not None:
-        from benchmarks.accuracy.sample_plot import draw_sample
-
-        save_figure(draw_sample(report), plot)
+    write_extras(report.together(), None, plot)
     if as_json:
         print_json(report_document(report, min_rows))
     elif markdown:

@@ -24,6 +24,7 @@ from fastroof.errors import FastroofError, TableError
 from fastroof.evidence.prediction_errors import PredictedTime, Validation, mean_errors
 from fastroof.evidence.validation import INDEPENDENT
 from fastroof.load.sources import SERVING_FOLDER
+from fastroof.report.serving import STEPS
 from fastroof.tables import Tables, load_tables
 
 
@@ -49,6 +50,14 @@ class SampleValidation:
         """Return errors by :func:`run_groups`."""
         return run_groups(self.times, min_rows)
 
+    def together(self) -> Validation:
+        """Return all times as one report to draw: by GPU, and those that are not judged by kind."""
+        how = self.engine + (f", constants fitted without each run's {self.split}" if self.split else "")
+        times = (
+            time if time.dataset in STEPS else time._replace(dataset=_series_of(time)) for time in self.times
+        )
+        return Validation(f"{len(self.gpus)} GPUs", "", self.version, how, tuple(times), ())
+
     def totals(self) -> tuple[Totals, ...]:
         """Return totals of judged groups, and of all kinds."""
         groups = self.groups()
@@ -57,6 +66,10 @@ class SampleValidation:
             for quantity in ("tpot", "ttft")
             for kinds in ((JUDGED,), KINDS)
         )
+
+
+def _series_of(time: PredictedTime) -> str:
+    return time.gpu if time.kind in (JUDGED, INDEPENDENT) else time.kind
 
 
 def measured_gpus(root: Path | None = None) -> tuple[str, ...]:
