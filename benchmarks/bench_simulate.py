@@ -21,6 +21,7 @@ import fastroof
 from benchmarks import simulated
 from benchmarks.conftest import Timed
 from fastroof.bench.workload import Baseline, Setup, Workload
+from fastroof.simulation.fleet_run import run_engine
 
 PER_S = 15.0
 TRACES = Path(__file__).parents[2] / "shared" / "reference" / "traces"
@@ -32,12 +33,12 @@ def engine_work(
     name: str, title: str, plan: Any, trace: Any, settings: Any, baselines: tuple[Baseline, ...] = ()
 ) -> Workload:
     """An engine's whole runs, counted in their steps: as many runs as make some hundred thousand."""
-    steps = int(simulated.served(plan, trace, settings).counters["steps"])
+    steps = int(run_engine(plan, trace, settings).counters["steps"])
     times = 1 if steps < FEW_STEPS else -(-MANY_STEPS // steps)
 
     def serve() -> None:
         for _ in range(times):
-            simulated.served(plan, trace, settings)
+            run_engine(plan, trace, settings)
 
     title = f"{title}, {steps:,} steps"
     return Workload(
@@ -48,7 +49,7 @@ def engine_work(
 
 def counted_in(work: Workload, unit: str, plan: Any, trace: Any, settings: Any, each: int) -> Workload:
     """The same work, counted in so many units a run."""
-    steps = int(simulated.served(plan, trace, settings).counters["steps"])
+    steps = int(run_engine(plan, trace, settings).counters["steps"])
     return replace(work, unit=unit, count=work.count // steps * each)
 
 

@@ -17,27 +17,10 @@ import numpy as np
 import fastroof
 from fastroof.bench.workload import Baseline
 from fastroof.compiled.callers import sums_step_us
-from fastroof.simulation.fleet_run import Outcomes, run_engine
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.trace import Trace
 from tests.reference.replay import Schedule, TimedRequest, replay
-
-__all__ = [
-    "BLOCK_SIZE",
-    "BUDGET",
-    "LIMITS",
-    "MAX_SEQS",
-    "cpu_s",
-    "decode_trace",
-    "engine",
-    "mixed_trace",
-    "mocker",
-    "plain_python",
-    "poisson_trace",
-    "served",
-    "step_alone",
-    "vidur",
-]
 
 BUDGET, MAX_SEQS, BLOCK_SIZE = 2048, 256, 16
 LIMITS = {"max_num_batched_tokens": BUDGET, "max_num_seqs": MAX_SEQS}
@@ -54,10 +37,6 @@ def cpu_s(work: Callable[[], Any]) -> float:
     before = time.process_time()
     work()
     return time.process_time() - before
-
-
-def served(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings) -> Outcomes:
-    return run_engine(plan, trace, settings)
 
 
 def poisson_trace(requests: int, per_s: float, seed: int = 1) -> Trace:
@@ -137,7 +116,7 @@ def plain_python(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings
     def run() -> Any:
         return replay(requests, lambda ranks: plan.step_scalar(*ranks[0]), schedule)
 
-    seen, mine = run(), served(plan, trace, settings)
+    seen, mine = run(), run_engine(plan, trace, settings)
     assert seen.steps == mine.counters["steps"]
     np.testing.assert_allclose(seen.last_token_s, mine.last_us / 1e6, rtol=1e-9)
     return Baseline("a scheduler in Python", lambda: cpu_s(run), seen.steps, None, reports_seconds=True)
@@ -162,7 +141,7 @@ def vidur(plan: fastroof.StepPlan, trace: Trace, settings: EngineSettings, metri
                 metrics=metrics,
             )
 
-    seen, mine = timed(), served(plan, trace, settings)
+    seen, mine = timed(), run_engine(plan, trace, settings)
     np.testing.assert_allclose(seen.e2e_ms, (mine.last_us - mine.arrival_us) / 1e3, rtol=1e-9)
     name = "Vidur 0.0.26" if metrics else "Vidur 0.0.26 without its metrics"
     return Baseline(name, lambda: timed().took_s, seen.steps, None, reports_seconds=True)

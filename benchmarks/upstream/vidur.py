@@ -36,7 +36,7 @@ _LONGEST = 2**24
 
 
 class VidurTimes(NamedTuple):
-    """What each request saw in Vidur, in the trace's sorted order, ms, and how long the run took.
+    """Each request's times in Vidur, in the trace's sorted order, and processor seconds of ``Simulator.run``.
 
     ``tpot_ms`` is nan for outputs of one token.
     """
@@ -62,30 +62,8 @@ def vidur_times(
 ) -> VidurTimes:
     """Run a trace through one replica of Vidur, scheduled by Sarathi without a watermark.
 
-    Parameters
-    ----------
-    plan : StepPlan
-        What times steps.
-    trace : Trace
-        Arrivals and lengths; nothing of it is cached.
-    folder : Path
-        An empty folder for Vidur's files.
-    model : str
-        Vidur's name of the plan's model.
-    max_num_batched_tokens, max_num_seqs, num_gpu_blocks, block_size : int
-        The engine, as for :func:`fastroof.simulate`; by default the engine's own.
-    metrics : bool
-        Whether Vidur keeps and writes its metrics as it does by default, but for pictures; slower.
-
-    Returns
-    -------
-    VidurTimes
-        Of each request; ``took_s`` is the processor time of ``Simulator.run`` only, including its files.
-
-    Raises
-    ------
-    BackendError
-        If the trace has cached tokens or closed-loop clients, or a request was preempted.
+    ``folder`` is an empty one for Vidur's files, ``model`` its name of the plan's. With ``metrics`` it keeps
+    and writes its own as by default, but for pictures; slower. The rest is as in :func:`fastroof.simulate`.
     """
     if trace.cached_tokens.any() or trace.clients is not None:
         raise BackendError("Vidur's traces have neither cached tokens nor clients that wait for answers")
