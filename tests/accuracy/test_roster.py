@@ -187,19 +187,16 @@ def test_it_prints_covered_and_missing_models(
 
 
 def test_forward_passes_have_no_modes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    folder = tmp_path / "aisimulate_core" / "systems" / "fpe_support_matrix"
-    folder.mkdir(parents=True)
+    root = tmp_path / "aisimulate_core"
     columns = "HuggingFaceID,Architecture,System,Backend,Version,Status,ErrMsg,Command"
     rows = [f"{LLAMA},,moon,vllm,0.1,FAIL,no,", f"{LLAMA},,moon,vllm,0.2,PASS,,"]
-    (folder / "moon.csv").write_text("\n".join([columns, *rows]), "utf-8")
-    root = folder.parent.parent
+    for matrix in (support_matrix.MATRIX, FORWARD_MATRIX):
+        (root / matrix).mkdir(parents=True)
+        (root / matrix / "moon.csv").write_text("\n".join([columns, *rows]), "utf-8")
     assert read_support_matrix(root, FORWARD_MATRIX) == (Combination(LLAMA, "moon", "vllm", "PASS"),)
     (tmp_path / "aisimulate-0.13.0.dist-info").mkdir()
     assert package_of(root) == "aisimulate 0.13.0"
     assert package_of(tmp_path) == tmp_path.name
-    passes = folder.with_name("support_matrix")
-    passes.mkdir()
-    (passes / "moon.csv").write_bytes((folder / "moon.csv").read_bytes())
     roster.main(root)
     out = capsys.readouterr().out
     assert out.startswith("0 of 0 config.json files of aisimulate 0.13.0 load.\n")
