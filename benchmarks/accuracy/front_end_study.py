@@ -2,14 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from itertools import product
-from typing import Annotated, Final
-
-import numpy as np
-import typer
+from collections.abc import Callable, Hashable
 
 from benchmarks.accuracy.calibration import profiles_of
 from benchmarks.accuracy.front_end import (
@@ -23,68 +16,16 @@ from benchmarks.accuracy.front_end import (
 )
 from benchmarks.accuracy.measured import measured_on
 from benchmarks.accuracy.predicted_runs import SPLIT_NAMES, PredictedRun, prompt_times, with_drafts
-from benchmarks.accuracy.run_kinds import JUDGED, kind_of
 from benchmarks.accuracy.validation import predict_gpu
 from benchmarks.accuracy.whole_sample import measured_gpus
 from fastroof.engines import FrontEnd
 from fastroof.errors import FastroofError
-from fastroof.evidence.predictions import Plans, predict_row
 from fastroof.evidence.rows import ServingRow
-from fastroof.evidence.validation import is_waiting
 from fastroof.tables import load_tables
 
-REQUEST_MS: Final = (2.5, 5.0, 10.0, 15.0, 20.0, 30.0)
-TOKEN_US: Final = (0.0, 2.0, 4.0)
-"""Sizes of a named front end that are tried: equal requests queue in groups, so that no line fits them."""
 
-
-def scan(behind: str) -> None:
-    """Print TTFT errors of the runs behind a named front end, by its sizes."""
-    print("| engine | request_ms | token_us | TTFT of each model: runs, mean, median, bias |")
-    print("|---|---:|---:|---|")
-    for gpu in measured_gpus():
-        rows = [row for row in measured_on(gpu).rows if row.frontend == behind and not row.is_disaggregated]
-        if not rows:
-            continue
-        try:
-            plans = Plans(load_tables(gpu))
-        except FastroofError:
-            continue
-        for engine in dict.fromkeys(row.engine for row in rows):
-            some = [row for row in rows if row.engine == engine and kind_of(row, "")[0] == JUDGED]
-            for request_ms, token_us in product(REQUEST_MS, TOKEN_US):
-                errors = _of_sizes(some, plans, FrontEnd(request_ms, token_us))
-                print(f"| {engine} {gpu} | {request_ms:g} | {token_us:g} | {errors} |")
-
-
-def _of_sizes(rows: Sequence[ServingRow], plans: Plans, front_end: FrontEnd) -> str:
-    found: dict[str, list[float]] = {}
-    for row in rows:
-        try:
-            profile = replace(row.engine_profile, front_end=front_end)
-            plan = plans.get(replace(row, frontend=""), profile)
-            seen = predict_row(row, plan)
-        except FastroofError:
-            continue
-        if not is_waiting(row) and not math.isnan(row.ttft_ms):
-            found.setdefault(row.model, []).append(seen.ttft_ms / row.ttft_ms - 1.0)
-    cells = []
-    for model, errors in found.items():
-        off = np.array(errors) * 100.0
-        size = np.abs(off)
-        cells.append(f"{model} {len(off)}, {size.mean():.1f}, {np.median(size):.1f}, {off.mean():+.1f}")
-    return "; ".join(cells)
-
-
-def main(
-    behind: Annotated[
-        str | None, typer.Option(help="Scan the sizes of a named front end instead: dynamo.")
-    ] = None,
-) -> None:
+def main() -> None:
     """Fit the front end of each engine, and judge it on left-out models, GPUs, versions and benches."""
-    if behind is not None:
-        scan(behind)
-        return
     predicted: list[PredictedRun] = []
     for gpu in measured_gpus():
         try:
