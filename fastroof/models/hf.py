@@ -25,8 +25,9 @@ TEXT_CONFIG: Final = "text_config"
 
 # Fields of a wrapper that apply to its text model if missing there.
 _SHARED: Final = ("tie_word_embeddings", "torch_dtype", "dtype", "_name_or_path")
-_MAX_SIZE = 2**31 - 1
 _MOST_LAYERS = 4096
+MOST: Final = 2**31 - 1
+"""Maximum of sizes in configurations and of a model."""
 
 
 def read_config(path: Path) -> Mapping[str, Any]:
@@ -75,7 +76,7 @@ class Fields:
         if key_present is None:
             raise self.error(f"field {key} is missing")
         value = self.config[key_present]
-        return whole_number(f"{self.where}: field {key_present}", value, most=_MAX_SIZE, error=ModelError)
+        return whole_number(f"{self.where}: field {key_present}", value, most=MOST, error=ModelError)
 
     @property
     def num_layers(self) -> int:
@@ -98,7 +99,7 @@ class Fields:
         value = self.config.get(key)
         if value is None:
             return default
-        return whole_number(f"{self.where}: field {key}", value, least=0, most=_MAX_SIZE, error=ModelError)
+        return whole_number(f"{self.where}: field {key}", value, least=0, most=MOST, error=ModelError)
 
     def flag(self, key: str, default: bool) -> bool:
         """Return a true/false field; null counts as missing."""
@@ -154,9 +155,13 @@ class Fields:
             raise self.error(f"{key} has {len(values)} layers, num_hidden_layers is {num_layers}")
         return values
 
+    def layer_words(self, key: str, valid: tuple[str, str]) -> list[str] | None:
+        """Return one of two words per layer, or None if the field is null or missing."""
+        words = self.of_layers(key, self.texts(key), self.num_layers)
+        if other := sorted(set(words or ()) - set(valid)):
+            raise self.error(f"field {key} has {', '.join(other)}: {' and '.join(valid)} are valid")
+        return words
 
-MOST: Final = 2**31 - 1
-"""Maximum of sizes in configurations and of a model."""
 
 Part = TypeVar("Part", bound=type)
 _Check = Callable[[Any], bool]
@@ -319,7 +324,7 @@ def unread_parts(fields: Fields, reads: tuple[str, ...], family: str) -> list[st
     """Return parts in a text model's file that its family does not support, each with its field."""
     config = fields.config
     found = {key: what for key, what in _OF_SOME_FAMILIES.items() if config.get(key) and key not in reads}
-    parts = [f"{_fields_text(config, (key,))} means {what}" for key, what in found.items()]
+    parts = [f"{key} {_shortened(config[key])} means {what}" for key, what in found.items()]
     kinds = config.get("layer_types")
     if isinstance(kinds, list) and _LINEAR in kinds and not set(_LINEAR_FIELDS).intersection(reads):
         parts.append(f"layer_types {_LINEAR} means linear attention")
@@ -330,9 +335,6 @@ def unread_parts(fields: Fields, reads: tuple[str, ...], family: str) -> list[st
     return [f"{part}, which {family} models do not have" for part in parts]
 
 
-def _fields_text(config: Mapping[str, Any], keys: tuple[str, ...]) -> str:
-    def shown(value: Any) -> str:
-        text = repr(value)
-        return text if len(text) <= 40 else f"{text[:37]}..."
-
-    return ", ".join(f"{key} {shown(config[key])}" for key in keys if config.get(key) is not None)
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:37]}..."

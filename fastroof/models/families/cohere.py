@@ -6,8 +6,7 @@ from typing import Final
 
 from fastroof.errors import UnsupportedModelError
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.families.family import FULL, WINDOWED, Family, head_sizes, layer_kinds
-from fastroof.models.families.family import layer_windows as windows_of
+from fastroof.models.families.family import Family, head_sizes, layer_kinds, windows_by_turns
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
@@ -41,10 +40,8 @@ def _cohere(fields: Fields) -> list[LayerKind]:
 
 
 def _cohere2(fields: Fields) -> list[LayerKind]:
-    num_layers, window = fields.num_layers, fields.size_or("sliding_window", _WINDOW)
     every = fields.size_or("sliding_window_pattern", _EVERY)
-    kinds = [WINDOWED if (layer + 1) % every else FULL for layer in range(num_layers)]
-    windows = windows_of(fields.with_defaults({"layer_types": kinds}), num_layers, window)
+    windows = windows_by_turns(fields, fields.size_or("sliding_window", _WINDOW), every)
     return _layers(fields, windows, full_has_rope=False)
 
 

@@ -22,13 +22,13 @@ _DEFAULT_WINDOW: Final = 4096
 _DEFAULT_FULL_LAYERS: Final = 28
 
 
-def qwen_windows(fields: Fields, num_layers: int) -> list[int | None]:
+def qwen_windows(fields: Fields) -> list[int | None]:
     """Return the windows of all layers: off by default, and never in the first ``max_window_layers``."""
     full_layers = fields.count("max_window_layers", _DEFAULT_FULL_LAYERS)
     window = _window(fields)
     if not fields.flag("use_sliding_window", default=False):
         window = None
-    return layer_windows(fields, num_layers, window, full_layers)
+    return layer_windows(fields, window, full_layers)
 
 
 def _window(fields: Fields) -> int | None:
@@ -61,25 +61,25 @@ def _llama(fields: Fields) -> list[LayerKind]:
     # InternLM3 has bias for both, and qkv_bias for the first alone
     bias = fields.flag("attention_bias", default=fields.flag("bias", default=False))
     qkv_bias = fields.flag("qkv_bias", default=bias)
-    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
+    windows = layer_windows(fields, fields.optional_size("sliding_window"))
     mlp_bias = fields.flag("mlp_bias", default=False)
     return _layers(fields, windows, qkv_bias=qkv_bias, o_bias=bias, mlp_bias=mlp_bias, missing_means_all=True)
 
 
 def _mistral(fields: Fields) -> list[LayerKind]:
     bias = fields.flag("attention_bias", default=False)
-    windows = layer_windows(fields, fields.num_layers, _window(fields))
+    windows = layer_windows(fields, _window(fields))
     mlp_bias = fields.flag("mlp_bias", default=False)
     return _layers(fields, windows, qkv_bias=bias, o_bias=bias, mlp_bias=mlp_bias)
 
 
 def _ministral3(fields: Fields) -> list[LayerKind]:
-    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
+    windows = layer_windows(fields, fields.optional_size("sliding_window"))
     return _layers(fields, windows, qkv_bias=False, o_bias=False, missing_head_dim=_MINISTRAL_HEAD_DIM)
 
 
 def _phi3(fields: Fields) -> list[LayerKind]:
-    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
+    windows = layer_windows(fields, fields.optional_size("sliding_window"))
     return _layers(fields, windows, qkv_bias=False, o_bias=False, missing_means_all=True)
 
 
@@ -116,13 +116,13 @@ def _glm4(fields: Fields) -> list[LayerKind]:
 
 
 def _qwen2(fields: Fields) -> list[LayerKind]:
-    windows = qwen_windows(fields, fields.num_layers)
+    windows = qwen_windows(fields)
     bias, mlp_bias = fields.flag("attention_bias", default=True), fields.flag("mlp_bias", default=False)
     return _layers(fields, windows, qkv_bias=bias, o_bias=False, mlp_bias=mlp_bias)
 
 
 def _qwen3(fields: Fields) -> list[LayerKind]:
-    windows = qwen_windows(fields, fields.num_layers)
+    windows = qwen_windows(fields)
     bias, mlp_bias = fields.flag("attention_bias", default=False), fields.flag("mlp_bias", default=False)
     return _layers(
         fields,

@@ -87,16 +87,18 @@ def head_sizes(
     return num_q_heads, num_kv_heads, head_dim(fields, hidden, num_q_heads, missing_head_dim)
 
 
-def layer_windows(
-    fields: Fields, num_layers: int, window: int | None, full_layers: int = 0
-) -> list[int | None]:
+def layer_windows(fields: Fields, window: int | None, full_layers: int = 0) -> list[int | None]:
     """Return the tokens that each layer attends to; None for all."""
-    kinds = fields.of_layers("layer_types", fields.texts("layer_types"), num_layers)
-    kinds = kinds or [FULL if i < full_layers or window is None else WINDOWED for i in range(num_layers)]
-    other = sorted(set(kinds) - {FULL, WINDOWED})
-    if other:
-        raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {WINDOWED} are valid")
+    kinds = fields.layer_words("layer_types", (FULL, WINDOWED)) or [
+        FULL if i < full_layers or window is None else WINDOWED for i in range(fields.num_layers)
+    ]
     if window is None and WINDOWED in kinds:
         raise fields.error(f"field layer_types contains {WINDOWED}, but no sliding_window is set")
     covers = window is None or window >= fields.size("max_position_embeddings")
     return [window if kind == WINDOWED and not covers else None for kind in kinds]
+
+
+def windows_by_turns(fields: Fields, window: int, every: int) -> list[int | None]:
+    """Return the windows of all layers; each ``every``-th is full unless ``layer_types`` is given."""
+    kinds = [WINDOWED if (layer + 1) % every else FULL for layer in range(fields.num_layers)]
+    return layer_windows(fields.with_defaults({"layer_types": kinds}), window)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.families.family import FULL, WINDOWED, Family, kv_heads, layer_kinds, layer_windows
+from fastroof.models.families.family import Family, kv_heads, layer_kinds, windows_by_turns
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
@@ -54,11 +54,7 @@ def _gemma3(fields: Fields) -> list[LayerKind]:
 
 
 def _windows(fields: Fields, every: int) -> list[int | None]:
-    """Return the windows of all layers; each ``every``-th is full unless ``layer_types`` is given."""
-    num_layers = fields.num_layers
-    kinds = [FULL if (layer + 1) % every == 0 else WINDOWED for layer in range(num_layers)]
-    fields = fields.with_defaults({"layer_types": kinds})
-    return layer_windows(fields, num_layers, fields.size_or("sliding_window", _WINDOW))
+    return windows_by_turns(fields, fields.size_or("sliding_window", _WINDOW), every)
 
 
 FAMILIES: Final = (

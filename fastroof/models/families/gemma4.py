@@ -64,7 +64,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     last = num_layers - 1
     pattern = [FULL if (i + 1) % _EVERY == 0 or i == last else WINDOWED for i in range(num_layers)]
     fields = fields.with_defaults({"layer_types": pattern})
-    windows = layer_windows(fields, num_layers, fields.size_or("sliding_window", _WINDOW))
+    windows = layer_windows(fields, fields.size_or("sliding_window", _WINDOW))
     # a window that covers the longest context has no effect; its layer keeps the windowed head sizes
     is_full = [kind == FULL for kind in fields.texts("layer_types") or pattern]
     mlp = _mlp(fields)

@@ -22,15 +22,12 @@ _LINEAR: Final = "linear_attention"
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    num_layers, sizes = fields.num_layers, fields.part(_SIZES)
+    sizes = fields.part(_SIZES)
     if sizes is None:
         raise fields.error(f"field {_SIZES} is missing")
-    kinds = fields.of_layers("layer_types", fields.texts("layer_types"), num_layers)
+    kinds = fields.layer_words("layer_types", (_LINEAR, DSA))
     if kinds is None:
         raise fields.error("field layer_types is missing")
-    other = sorted(set(kinds) - {_LINEAR, DSA})
-    if other:
-        raise fields.error(f"field layer_types has {', '.join(other)}: {_LINEAR} and {DSA} are valid")
     if "shared" in (fields.texts("indexer_types") or ()):
         raise UnsupportedModelError(
             f"{fields.where}: indexer_types has shared, which no such layer was read as"
@@ -52,7 +49,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
             f"{'moe' if mlp.has_experts else 'dense'} {'linear' if kind == _LINEAR else 'sparse'}",
             connections=streams,
         )
-        for kind, mlp in zip(kinds, layer_mlps(fields, num_layers), strict=True)
+        for kind, mlp in zip(kinds, layer_mlps(fields), strict=True)
     ]
 
 

@@ -26,7 +26,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
     )
     alternating = {"layer_types": [WINDOWED if i % 2 == 0 else FULL for i in range(num_layers)]}
     fields = fields.with_defaults(alternating)
-    windows = layer_windows(fields, num_layers, fields.size("sliding_window"))
+    windows = layer_windows(fields, fields.size("sliding_window"))
     return layer_kinds(
         (GroupedQueryAttention(num_q_heads, num_kv_heads, width, bias, bias, window=w, sinks=True), experts)
         for w in windows

@@ -26,18 +26,14 @@ def _mixers(fields: Fields) -> list[Attention]:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    num_layers = fields.num_layers
-    kinds = fields.of_layers("layer_types", fields.texts("layer_types"), num_layers)
-    if kinds is None:
-        # files of LFM2 list the layers with attention
-        full = fields.numbers("full_attn_idxs")
-        if full is None:
-            raise fields.error("field layer_types or full_attn_idxs is missing")
-        kinds = [FULL if layer in full else _CONVOLUTION for layer in range(num_layers)]
-    other = sorted(set(kinds) - {FULL, _CONVOLUTION})
-    if other:
-        raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {_CONVOLUTION} are valid")
-    return kinds
+    kinds = fields.layer_words("layer_types", (FULL, _CONVOLUTION))
+    if kinds is not None:
+        return kinds
+    # files of LFM2 list the layers with attention
+    full = fields.numbers("full_attn_idxs")
+    if full is None:
+        raise fields.error("field layer_types or full_attn_idxs is missing")
+    return [FULL if layer in full else _CONVOLUTION for layer in range(fields.num_layers)]
 
 
 def _kinds_of(mixers: list[Attention], mlps: list[Mlp]) -> list[LayerKind]:

@@ -27,7 +27,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
         fields.size("intermediate_size"),
         routing=BALANCED,
     )
-    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
+    windows = layer_windows(fields, fields.optional_size("sliding_window"))
     return layer_kinds((GroupedQueryAttention(*heads, window=window), experts) for window in windows)
 
 

@@ -18,7 +18,7 @@ from fastroof.models.mlp import GatedMlp
 def _layers(fields: Fields) -> list[LayerKind]:
     heads = head_sizes(fields)
     mlp = GatedMlp(fields.size("intermediate_size"), post_norm=True)
-    windows = layer_windows(fields, fields.num_layers, fields.optional_size("sliding_window"))
+    windows = layer_windows(fields, fields.optional_size("sliding_window"))
     return layer_kinds(
         (
             GroupedQueryAttention(

@@ -12,8 +12,15 @@ from typing import Final
 from fastroof.models.attention import GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.deepseek import first_dense
-from fastroof.models.families.family import FULL, WINDOWED, Family, head_sizes, layer_kinds
-from fastroof.models.families.family import layer_windows as windows_of
+from fastroof.models.families.family import (
+    FULL,
+    WINDOWED,
+    Family,
+    head_sizes,
+    layer_kinds,
+    layer_windows,
+    windows_by_turns,
+)
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
@@ -50,9 +57,7 @@ def _olmo2(fields: Fields) -> list[LayerKind]:
 
 
 def _olmo3(fields: Fields) -> list[LayerKind]:
-    num_layers, window = fields.num_layers, fields.size_or("sliding_window", _WINDOW)
-    every_fourth = [WINDOWED if (layer + 1) % _EVERY else FULL for layer in range(num_layers)]
-    windows = windows_of(fields.with_defaults({"layer_types": every_fourth}), num_layers, window)
+    windows = windows_by_turns(fields, fields.size_or("sliding_window", _WINDOW), _EVERY)
     return _layers(fields, windows, qk_norm_spans_heads=True, full_has_rope=True)
 
 
@@ -62,7 +67,7 @@ def _exaone4(fields: Fields, mlps: Sequence[Mlp] | None = None) -> list[LayerKin
         every: list[int | None] = [None] * num_layers
         return _layers(fields, every, qk_norm_spans_heads=False, full_has_rope=True, mlps=mlps)
     kinds = {"layer_types": _by_pattern(fields, num_layers)}
-    windows = windows_of(fields.with_defaults(kinds), num_layers, window)
+    windows = layer_windows(fields.with_defaults(kinds), window)
     return _layers(fields, windows, qk_norm_spans_heads=False, full_has_rope=False, mlps=mlps)
 
 

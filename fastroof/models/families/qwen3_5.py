@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Final
 
 from fastroof.models.attention import Attention, GroupedQueryAttention
-from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.family import FULL, Family, head_sizes
+from fastroof.models.families.qwen_moe import sparse_steps
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.linear_attention import GatedDeltaNet
@@ -31,15 +31,10 @@ def _layers(fields: Fields) -> list[LayerKind]:
 
 
 def _kinds(fields: Fields) -> list[str]:
-    num_layers = fields.num_layers
-    kinds = fields.of_layers("layer_types", fields.texts("layer_types"), num_layers)
-    if kinds is None:
-        every = fields.size_or("full_attention_interval", _EVERY)
-        kinds = [_LINEAR if (layer + 1) % every else FULL for layer in range(num_layers)]
-    other = sorted(set(kinds) - {FULL, _LINEAR})
-    if other:
-        raise fields.error(f"field layer_types has {', '.join(other)}: {FULL} and {_LINEAR} are valid")
-    return kinds
+    every = fields.size_or("full_attention_interval", _EVERY)
+    return fields.layer_words("layer_types", (FULL, _LINEAR)) or [
+        _LINEAR if (layer + 1) % every else FULL for layer in range(fields.num_layers)
+    ]
 
 
 def _linear(fields: Fields) -> GatedDeltaNet:
@@ -65,24 +60,9 @@ def _full(fields: Fields) -> Attention:
 
 
 def _mlps(fields: Fields) -> list[Mlp]:
-    num_layers = fields.num_layers
     if not fields.count("num_experts"):
-        return [GatedMlp(fields.size("intermediate_size"))] * num_layers
-    shared = fields.count("shared_expert_intermediate_size")
-    experts = RoutedExperts(
-        fields.size("num_experts"),
-        fields.size("num_experts_per_tok"),
-        fields.size("moe_intermediate_size"),
-        shared,
-        shared_gate=shared > 0,
-    )
-    every, dense_layers = (
-        fields.size_or("decoder_sparse_step", 1),
-        set(fields.numbers("mlp_only_layers") or ()),
-    )
-    has_experts = [(i + 1) % every == 0 and i not in dense_layers for i in range(num_layers)]
-    dense = experts if all(has_experts) else GatedMlp(fields.size("intermediate_size"))
-    return [experts if has else dense for has in has_experts]
+        return [GatedMlp(fields.size("intermediate_size"))] * fields.num_layers
+    return sparse_steps(fields, fields.count("shared_expert_intermediate_size"))
 
 
 FAMILIES: Final = (

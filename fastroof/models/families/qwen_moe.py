@@ -13,7 +13,8 @@ from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp, Mlp
 
 
-def _mlps(fields: Fields, shared_intermediate: int) -> list[Mlp]:
+def sparse_steps(fields: Fields, shared_intermediate: int) -> list[Mlp]:
+    """Return the MLP of each layer: experts in every ``decoder_sparse_step``-th, and dense ones."""
     step = fields.size_or("decoder_sparse_step", 1)
     dense_layers = set(fields.numbers("mlp_only_layers") or ())
     experts = RoutedExperts(
@@ -31,22 +32,19 @@ def _mlps(fields: Fields, shared_intermediate: int) -> list[Mlp]:
 def _qwen2(fields: Fields) -> list[LayerKind]:
     heads = head_sizes(fields)
     bias = fields.flag("qkv_bias", default=True)
-    mlps = _mlps(fields, fields.size("shared_expert_intermediate_size"))
-    windows = qwen_windows(fields, len(mlps))
+    mlps = sparse_steps(fields, fields.size("shared_expert_intermediate_size"))
     return layer_kinds(
         (GroupedQueryAttention(*heads, bias, window=window), mlp)
-        for window, mlp in zip(windows, mlps, strict=True)
+        for window, mlp in zip(qwen_windows(fields), mlps, strict=True)
     )
 
 
 def _qwen3(fields: Fields) -> list[LayerKind]:
     heads = head_sizes(fields, missing_head_dim=QWEN3_HEAD_DIM)
     bias = fields.flag("attention_bias", default=False)
-    mlps = _mlps(fields, 0)
-    windows = qwen_windows(fields, len(mlps))
     return layer_kinds(
         (GroupedQueryAttention(*heads, bias, bias, True, window), mlp)
-        for window, mlp in zip(windows, mlps, strict=True)
+        for window, mlp in zip(qwen_windows(fields), sparse_steps(fields, 0), strict=True)
     )
 
 

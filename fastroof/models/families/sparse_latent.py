@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from fastroof.models.families.deepseek import latent_experts
+from fastroof.models.families.deepseek import first_dense, latent_experts
 from fastroof.models.families.family import Family
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
@@ -24,43 +24,33 @@ _ROUTER_DTYPES: Final = (None, "float32", "bfloat16")
 _INDEXER: Final = {"index": ("self_attn.indexer.wq_b", "self_attn.indexer.wk")}
 
 
-def _shares_index(fields: Fields, num_layers: int) -> list[bool]:
+def _shares_index(fields: Fields) -> list[bool]:
     """Return which layers reuse the tokens that another layer's indexer picked."""
-    kinds = fields.of_layers("indexer_types", fields.texts("indexer_types"), num_layers)
-    pattern = fields.text("index_topk_pattern")
-    if kinds is None and pattern is not None:
+    pattern, key = fields.text("index_topk_pattern"), "indexer_types"
+    if pattern is not None and not fields.has(key):
+        key = "index_topk_pattern"
         named = [{"F": _INDEXED, "S": _SHARED}.get(letter, letter) for letter in pattern]
-        kinds = fields.of_layers("index_topk_pattern", named, num_layers)
+        fields = Fields({**fields.config, key: named}, fields.where)
+    kinds = fields.layer_words(key, (_INDEXED, _SHARED))
     if kinds is not None:
-        other = sorted(set(kinds) - {_INDEXED, _SHARED})
-        if other:
-            raise fields.error(f"indexer_types has {', '.join(other)}: {_INDEXED} and {_SHARED} are valid")
         if kinds[0] == _SHARED:
             raise fields.error(f"indexer_types starts with {_SHARED}, before any indexer")
         return [kind == _SHARED for kind in kinds]
     every, first = fields.size_or("index_topk_freq", 1), fields.count("index_skip_topk_offset", 2)
-    return [max(layer - first + 1, 0) % every != 0 for layer in range(num_layers)]
+    return [max(layer - first + 1, 0) % every != 0 for layer in range(fields.num_layers)]
 
 
-def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
-    kinds = fields.of_layers("mlp_layer_types", fields.texts("mlp_layer_types"), num_layers)
-    if kinds is not None:
-        other = sorted(set(kinds) - {_DENSE, _SPARSE})
-        if other:
-            raise fields.error(f"mlp_layer_types has {', '.join(other)}: {_DENSE} and {_SPARSE} are valid")
-        return [kind == _SPARSE for kind in kinds]
-    first, every = fields.count("first_k_dense_replace"), fields.size_or("moe_layer_freq", 1)
-    return [layer >= first and layer % every == 0 for layer in range(num_layers)]
-
-
-def layer_mlps(fields: Fields, num_layers: int) -> list[Mlp]:
+def layer_mlps(fields: Fields) -> list[Mlp]:
     """Return the MLP of each layer: dense ones, and experts with shared ones."""
     router = fields.text("moe_router_dtype")
     if router not in _ROUTER_DTYPES:
         raise fields.error(f"field moe_router_dtype must be float32 or bfloat16, got {router!r}")
     experts = latent_experts(fields.with_defaults({"topk_method": "noaux_tc"}))
+    kinds = fields.layer_words("mlp_layer_types", (_DENSE, _SPARSE))
+    if kinds is None:
+        return first_dense(fields, experts)
     dense = GatedMlp(fields.size("intermediate_size"))
-    return [experts if has else dense for has in _has_experts(fields, num_layers)]
+    return [experts if kind == _SPARSE else dense for kind in kinds]
 
 
 def sparse_attention(
@@ -85,10 +75,9 @@ def sparse_attention(
 
 
 def _layers(fields: Fields) -> list[LayerKind]:
-    num_layers = fields.num_layers
+    shares_index = _shares_index(fields)
     by_sharing = {
-        shares: sparse_attention(fields, shares_index=shares)
-        for shares in dict.fromkeys(_shares_index(fields, num_layers))
+        shares: sparse_attention(fields, shares_index=shares) for shares in dict.fromkeys(shares_index)
     }
 
     def kind(shares: bool, mlp: Mlp) -> LayerKind:
@@ -96,8 +85,7 @@ def _layers(fields: Fields) -> list[LayerKind]:
         name = "moe" if mlp.has_experts else "dense"
         return LayerKind(attention, mlp, f"{name} shared index" if shares else name)
 
-    shares, mlps = _shares_index(fields, num_layers), layer_mlps(fields, num_layers)
-    return [kind(*layer) for layer in zip(shares, mlps, strict=True)]
+    return [kind(*layer) for layer in zip(shares_index, layer_mlps(fields), strict=True)]
 
 
 FAMILIES: Final = (

@@ -64,7 +64,7 @@ def _windows(fields: Fields, num_layers: int) -> list[int | None]:
         further = fields.count("num_nextn_predict_layers")
         kinds = kinds[:num_layers] if len(kinds) == num_layers + further else kinds
         fields = Fields({**fields.config, "layer_types": kinds}, fields.where)
-    return layer_windows(fields, num_layers, fields.optional_size("sliding_window"))
+    return layer_windows(fields, fields.optional_size("sliding_window"))
 
 
 def _has_experts(fields: Fields, num_layers: int) -> list[bool]:
