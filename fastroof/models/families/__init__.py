@@ -1,1 +1,1 @@
-"""Model families: each file interprets one family's config.json and is found by its ``FAMILIES``."""
+"""Model families: each file interprets the config.json of alike families and is found by its ``FAMILIES``."""

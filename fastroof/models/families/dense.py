@@ -1,12 +1,18 @@
-"""Llama, Mistral, Ministral, Phi, Qwen 2 and 3, Seed-OSS, MiMo-7B, GLM-4: attention and a gated MLP."""
+"""Llama, Mistral, Ministral, Phi, Qwen 2 and 3, Seed-OSS, MiMo-7B, GLM-4, Command: attention and a gated MLP.
+
+Attention and MLP of Command R, R7B and A read one norm, and one sum over GPUs serves both. Muse Glimmer has
+norms before and after each block, and a gate on the output of attention, whose projection is timed as a part
+of that to queries, keys and values; its layers with a window rotate queries and keys, full ones do not.
+"""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, Final
 
+from fastroof.errors import UnsupportedModelError
 from fastroof.models.attention import GroupedQueryAttention
-from fastroof.models.families.family import Family, head_sizes, layer_kinds, layer_windows
+from fastroof.models.families.family import Family, head_sizes, layer_kinds, layer_windows, windows_by_turns
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind
 from fastroof.models.mlp import GatedMlp
@@ -135,6 +141,56 @@ def _qwen3(fields: Fields) -> list[LayerKind]:
     )
 
 
+_COHERE_EVERY: Final = 4
+_COHERE_WINDOW: Final = 4096
+
+
+def _cohere_layers(fields: Fields, windows: list[int | None], *, full_has_rope: bool) -> list[LayerKind]:
+    if fields.flag("use_qk_norm", default=False):
+        raise UnsupportedModelError(
+            f"{fields.where}: use_qk_norm true has a norm with weights of each head, which no plan has yet"
+        )
+    heads = head_sizes(fields, missing_means_all=True)
+    bias = fields.flag("attention_bias", default=False)
+    mlp = GatedMlp(fields.size("intermediate_size"), parallel=True)
+    return layer_kinds(
+        (
+            GroupedQueryAttention(
+                *heads, bias, bias, window=window, sums_over_gpus=False,
+                rope=full_has_rope or window is not None,
+            ),
+            mlp,
+        )
+        for window in windows
+    )  # fmt: skip
+
+
+def _cohere(fields: Fields) -> list[LayerKind]:
+    return _cohere_layers(fields, [None] * fields.num_layers, full_has_rope=True)
+
+
+def _cohere2(fields: Fields) -> list[LayerKind]:
+    every = fields.size_or("sliding_window_pattern", _COHERE_EVERY)
+    windows = windows_by_turns(fields, fields.size_or("sliding_window", _COHERE_WINDOW), every)
+    return _cohere_layers(fields, windows, full_has_rope=False)
+
+
+def _muse(fields: Fields) -> list[LayerKind]:
+    heads = head_sizes(fields)
+    mlp = GatedMlp(fields.size("intermediate_size"), post_norm=True)
+    windows = layer_windows(fields, fields.optional_size("sliding_window"))
+    return layer_kinds(
+        (
+            GroupedQueryAttention(
+                *heads, qk_norm=True, window=window, qk_norm_weights=False,
+                rope=window is not None, output_gate=True, post_norm=True,
+            ),
+            mlp,
+        )
+        for window in windows
+    )  # fmt: skip
+
+
 FAMILIES: Final = (
     Family(
         "llama",
@@ -175,5 +231,15 @@ FAMILIES: Final = (
             "qwen3_vl_text": ("Qwen3VLTextModel",),
         },
         _qwen3,
+    ),
+    Family("cohere", {"cohere": ("CohereForCausalLM",)}, _cohere, tie_embeddings=True),
+    Family("cohere2", {"cohere2": ("Cohere2ForCausalLM",)}, _cohere2, tie_embeddings=True),
+    Family(
+        "muse-glimmer",
+        {
+            "muse_glimmer": ("MuseGlimmerForConditionalGeneration",),
+            "muse_glimmer_text": ("MuseGlimmerForCausalLM",),
+        },
+        _muse,
     ),
 )
