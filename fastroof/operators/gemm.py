@@ -32,13 +32,15 @@ from fastroof.operators.row_operator import CurveOptions, PerRowOperator, RowCos
 from fastroof.pack import PackedGemm, pack_gemm
 from fastroof.pack.bands import ALIGNED, bands_of, residue_start
 from fastroof.pack.curves import sorted_points
-from fastroof.uncertainty.band_errors import band_errors, residue_errors, with_unmeasured_bands
 from fastroof.uncertainty.leave_one_out import (
     LocalErrors,
+    band_errors,
     calibrated_errors,
     is_replaced,
     measured_grid,
     relative_variance,
+    residue_errors,
+    with_unmeasured_bands,
 )
 from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES, INPUT_BYTES, PEAK_DTYPE, US_PER_S
 

@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from fastroof.arrays import Bools, Flags, Floats, Longs
 from fastroof.columns import ORIGIN_EXTRAPOLATED, ORIGIN_INTERPOLATED
+from fastroof.pack.bands import ALIGNED, Bands, left_out_us
 from fastroof.pack.curves import SMALLEST, sorted_points
 from fastroof.pack.grids import latency_below, slopes_above
 
@@ -45,6 +46,25 @@ Chosen on H100; fastroof/tables/README.md has the coverage.
 
 SPAN: Final = 2
 """Nodes on either side of a bracket that determine its local error."""
+
+
+MAPE_TO_ERROR: Final = 1.25
+"""Standard error over mean absolute error of a normal distribution."""
+
+REPEATABILITY: Final = 0.018
+"""Relative standard error of a measured point: 126 all-reduces of the H100 tables were measured twice."""
+
+PREFIX: Final = MAPE_TO_ERROR * 0.093
+"""Relative standard error of a prefix's price: 9.3 % off its only anchor, one new token in decode."""
+
+UNKNOWN: Final = PREFIX
+"""Relative standard error along an axis with too few nodes to leave one out."""
+
+SPIKE: Final = 0.075
+"""Relative standard error of an isolated spike, interpolated from its neighbours: 80 % of the 81 on H100 and
+H200 are within 9.6 % of the same row of the other GPU, scaled by the neighbours. Of the 238 on B200, GB200,
+B300 and GB300, which were not used to choose it, 80 % are within 3.1 % (7.6 % without vLLM's GEMMs on
+B200)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +175,7 @@ def _near_lines(squares: Floats, whole: float) -> Floats:
     return np.where(np.isnan(local), whole, ALL_LINES * whole + (1.0 - ALL_LINES) * local)
 
 
-def edge_variances(grid: MeasuredGrid, axis: int, unknown: float) -> EdgeVariances:
+def _edge_variances(grid: MeasuredGrid, axis: int) -> EdgeVariances:
     """Error of extrapolating an axis a factor of two beyond its ends."""
     log_us, bound_us = (np.moveaxis(a, axis, -1) for a in (grid.log_us, grid.bound_us))
     octaves = np.log2(grid.axes[axis])
@@ -185,7 +205,7 @@ def edge_variances(grid: MeasuredGrid, axis: int, unknown: float) -> EdgeVarianc
             guess = np.exp(log_inner) * edge_us / inner_us
         error = np.clip(np.log(guess) - log_edge, -FAR_CLIP, FAR_CLIP)
         square = np.where(there, error**2 / reach(np.where(there, apart, 1.0)), np.nan)
-        whole = float(np.mean(square[there])) if there.any() else unknown**2
+        whole = float(np.mean(square[there])) if there.any() else UNKNOWN**2
         ends.append(_near_lines(square, whole) + (BELOW**2 if is_late else 0.0))
     return EdgeVariances(*ends)
 
@@ -237,12 +257,6 @@ def calibration_ratios(errors: Floats, axis: int) -> Floats:
     return np.asarray(ratio[there & (square > 0.0)])
 
 
-def calibration(ratios: list[Floats]) -> float:
-    """Number of scales that hold 80 % of the errors; 1 without errors."""
-    joined = np.concatenate([np.empty(0), *ratios])
-    return float(np.quantile(joined, LEVEL)) if len(joined) else 1.0
-
-
 def _node_variances(errors: list[Floats]) -> Floats:
     """Variances of measured nodes: one that disagrees with its neighbours along every axis is off."""
     if len(errors) == 1:
@@ -253,7 +267,7 @@ def _node_variances(errors: list[Floats]) -> Floats:
     return np.where(np.isinf(least), 0.0, least**2 / 1.5)
 
 
-def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances], spike: float) -> Floats | None:
+def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances]) -> Floats | None:
     """Variances of unmeasured nodes, along the grid line with the least."""
     known = ~np.isnan(grid.log_us)
     if known.all():
@@ -278,39 +292,7 @@ def _hole_variances(grid: MeasuredGrid, beyond: list[EdgeVariances], spike: floa
     variance = np.where(np.isinf(variance), variance[np.isfinite(variance)].max(), variance)
     if grid.is_spike is None:
         return variance
-    return np.where(grid.is_spike, np.where(is_between, 0.0, variance) + spike**2, variance)
-
-
-def local_errors(
-    grid: MeasuredGrid, errors: list[Floats], factor: float, unknown: float, spike: float
-) -> LocalErrors:
-    """Local errors of one table from leave-one-out errors."""
-    inside = []
-    for axis, error in enumerate(errors):
-        square = axis_squares(error, axis) * (factor / NORMAL_80) ** 2
-        inside.append(square if square.any() else np.full_like(square, unknown**2))
-    beyond = [edge_variances(grid, axis, unknown) for axis in range(len(grid.axes))]
-    nodes = _node_variances(errors)
-    return LocalErrors(grid.axes, nodes, tuple(inside), tuple(beyond), _hole_variances(grid, beyond, spike))
-
-
-MAPE_TO_ERROR: Final = 1.25
-"""Standard error over mean absolute error of a normal distribution."""
-
-REPEATABILITY: Final = 0.018
-"""Relative standard error of a measured point: 126 all-reduces of the H100 tables were measured twice."""
-
-PREFIX: Final = MAPE_TO_ERROR * 0.093
-"""Relative standard error of a prefix's price: 9.3 % off its only anchor, one new token in decode."""
-
-UNKNOWN: Final = PREFIX
-"""Relative standard error along an axis with too few nodes to leave one out."""
-
-SPIKE: Final = 0.075
-"""Relative standard error of an isolated spike, interpolated from its neighbours: 80 % of the 81 on H100 and
-H200 are within 9.6 % of the same row of the other GPU, scaled by the neighbours. Of the 238 on B200, GB200,
-B300 and GB300, which were not used to choose it, 80 % are within 3.1 % (7.6 % without vLLM's GEMMs on
-B200)."""
+    return np.where(grid.is_spike, np.where(is_between, 0.0, variance) + SPIKE**2, variance)
 
 
 def relative_variance(errors: LocalErrors, sizes: Iterable[Floats]) -> Floats:
@@ -364,8 +346,10 @@ def calibration_factor(grids: Iterable[MeasuredGrid]) -> float:
 
 
 def _factor(tables_errors: Iterable[list[Floats]]) -> float:
+    """Return the number of scales that hold 80 % of the errors; 1 without errors."""
     ratios = [calibration_ratios(e, axis) for errors in tables_errors for axis, e in enumerate(errors)]
-    return calibration(ratios)
+    joined = np.concatenate([np.empty(0), *ratios])
+    return float(np.quantile(joined, LEVEL)) if len(joined) else 1.0
 
 
 def calibrated_errors(
@@ -375,4 +359,67 @@ def calibrated_errors(
     errors = _axes_errors(grid)
     if first is not None:
         errors[0] = first
-    return local_errors(grid, errors, _factor([errors]) if factor is None else factor, UNKNOWN, SPIKE)
+    if factor is None:
+        factor = _factor([errors])
+    inside = []
+    for axis, error in enumerate(errors):
+        square = axis_squares(error, axis) * (factor / NORMAL_80) ** 2
+        inside.append(square if square.any() else np.full_like(square, UNKNOWN**2))
+    beyond = [_edge_variances(grid, axis) for axis in range(len(grid.axes))]
+    nodes = _node_variances(errors)
+    return LocalErrors(grid.axes, nodes, tuple(inside), tuple(beyond), _hole_variances(grid, beyond))
+
+
+# -- bands and residues along m (fastroof.pack.bands) ------------------------------------------
+
+SHAPE: Final = MAPE_TO_ERROR * 0.070
+"""Relative standard error between a band's first and last row if nothing in between was measured.
+
+vLLM 0.14.0 measured m = 384 of fp8 on H100: the table of 0.24.0, scaled to it at 256 and 512, is 7.0 % off
+(240 shapes of n k >= 2^22; a line from 257 to 512 is 7.9 % off).
+"""
+
+
+def band_errors(grid: MeasuredGrid, bands: Bands) -> Floats:
+    """Error of each node left out along m, the grid's first axis, predicted with bands."""
+    m, log_us = grid.axes[0], grid.log_us.reshape(len(grid.axes[0]), -1)
+    errors = np.full(log_us.shape, np.nan)
+    patterns, which = np.unique(~np.isnan(log_us.T), axis=0, return_inverse=True)
+    for number, pattern in enumerate(patterns):
+        rows, curves = np.flatnonzero(pattern), np.flatnonzero(which.ravel() == number)
+        known = log_us[np.ix_(rows, curves)]
+        us = np.exp(known)
+        for i in range(1, len(rows) - 1):
+            errors[rows[i], curves] = np.log(left_out_us(bands, m[rows], us, i)) - known[i]
+    return np.asarray(np.clip(errors, -CLIP, CLIP)).reshape(grid.log_us.shape)
+
+
+def residue_errors(grid: MeasuredGrid, above: float) -> Floats:
+    """Error of each node left out along m if multiples of 4 above an m have a separate curve."""
+    m = grid.axes[0]
+    errors = np.full(grid.log_us.shape, np.nan)
+    for is_aligned in (False, True):
+        own = (m <= above) | ((m % ALIGNED == 0) == is_aligned)
+        axes = (m[own], *grid.axes[1:])
+        curve = replace(grid, axes=axes, log_us=grid.log_us[own], bound_us=grid.bound_us[own])
+        errors[own] = neighbour_errors(curve, 0)
+    return errors
+
+
+def with_unmeasured_bands(errors: LocalErrors, grid: MeasuredGrid, bands: Bands) -> LocalErrors:
+    """Raise errors to at least :data:`SHAPE` within bands without a measured row."""
+    m, log_us = grid.axes[0], grid.log_us
+    inside = errors.inside[0].copy()
+    step = np.zeros(log_us.shape[1:])
+    for i in range(len(m) - 1):
+        first, last = float(m[i]), float(m[i + 1])
+        if i and m[i - 1] == first - 1 and bands.starts_at(first):
+            step = np.abs(log_us[i] - log_us[i - 1])
+        if bands.starts_at(first) and bands.end(first) == last:
+            apart = np.abs(log_us[i] - log_us[i + 1])
+        elif last > first + 1 and bands.end(first + 1) < last:
+            apart = step
+        else:
+            continue
+        np.fmax(inside[i], np.minimum(apart, SHAPE) ** 2, out=inside[i])
+    return replace(errors, inside=(inside, *errors.inside[1:]))

@@ -10,8 +10,14 @@ import pytest
 import fastroof
 from fastroof.operators.gemm import GEMM
 from fastroof.pack.bands import Bands
-from fastroof.uncertainty.band_errors import SHAPE, band_errors, with_unmeasured_bands
-from fastroof.uncertainty.leave_one_out import CLIP, calibrated_errors, measured_grid
+from fastroof.uncertainty.leave_one_out import (
+    CLIP,
+    SHAPE,
+    band_errors,
+    calibrated_errors,
+    measured_grid,
+    with_unmeasured_bands,
+)
 from tests.reference import bands as naive
 
 BANDS = Bands(256, (64, 128, 256))
