@@ -9,10 +9,8 @@ from typing import Any, Final
 from fastroof.checks import one_of
 from fastroof.engines.values import (
     check_fields,
-    check_names,
     check_number,
     check_range,
-    check_text,
     includes_newest,
 )
 from fastroof.errors import PlanError
@@ -162,8 +160,6 @@ class StepCosts:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        object.__setattr__(self, "layers", tuple(self.layers))
-        object.__setattr__(self, "rules", tuple(self.rules))
 
     def of_plan(self, architecture: str, gpu: str) -> StepCosts:
         """Return the costs of a model on a GPU, by the rules that apply."""
@@ -287,16 +283,14 @@ class CostForm:
     later_share: float = 1.0
 
     def __post_init__(self) -> None:
-        check_text("newest", self.newest)
+        check_fields(self)
         if self.newest:
             check_range(f">={self.newest}")
-        if check_number("later_share", self.later_share) > 1.0:
+        if self.later_share > 1.0:
             raise PlanError(f"later_share must be a number from 0 to 1, got {self.later_share!r}")
         known = [cost.name for cost in fields(StepCosts) if cost.type == "float" and cost.name != "residual"]
-        object.__setattr__(self, "given", check_names("given", self.given))
         for name in (*self.costs, *self.given):
             one_of("a cost to fit", name, known, PlanError)
-        object.__setattr__(self, "costs", tuple(self.costs))
         object.__setattr__(self, "chosen_on", tuple(self._chosen(one) for one in self.chosen_on))
         layers = tuple(tuple(pair) if isinstance(pair, list | tuple) else (pair,) for pair in self.layers)
         if not all(len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in layers):
@@ -306,7 +300,6 @@ class CostForm:
         for _, versions in layers:
             check_range(versions)
         object.__setattr__(self, "layers", layers)
-        object.__setattr__(self, "left_out", tuple(self.left_out))
 
     def _chosen(self, row: Any) -> tuple[str, str, float]:
         """Return a checked row of ``chosen_on``."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fastroof.checks import one_of, whole_number
-from fastroof.engines.values import MOST, check_fields, check_text, includes_newest, of_version
+from fastroof.engines.values import MOST, check_fields, includes_newest, of_version
 from fastroof.errors import PlanError
 
 LOCKSTEPS: Final = ("experts", "all")
@@ -89,8 +89,7 @@ class DataParallel:
         one_of("assignment", self.assignment, ASSIGNMENTS, PlanError)
         for name, most in (("graph_tokens", MOST), ("idle_tokens", 1), ("balance_steps", MOST)):
             whole_number(name, getattr(self, name), least=0, most=most, error=PlanError)
-        check_text("source", self.source)
-        object.__setattr__(self, "graphs", tuple(self.graphs))
+        check_fields(self)
 
     def at(self, version: str) -> DataParallel:
         """Return the rules of one of the engine's versions; those of all versions if it is empty."""

@@ -150,14 +150,12 @@ class Recipe:
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in waits):
             raise PlanError(f"wait_steps must be pairs of clients and steps, got {waits!r}")
         object.__setattr__(self, "wait_steps", tuple((pair[0], pair[1]) for pair in waits))
-        object.__setattr__(self, "wait_lengths", tuple(self.wait_lengths))
         if len(self.wait_lengths) not in (0, 2):
             raise PlanError(f"wait_lengths must be an isl and an osl, got {self.wait_lengths!r}")
         for name in _COUNTS:
             value = getattr(self, name)
             if value != 0 and not is_whole_number(value):
                 raise PlanError(f"{name} must be a whole number of at least 1, got {value!r}")
-        object.__setattr__(self, "labelled", tuple(self.labelled))
         if len(self.labelled) not in (0, 3) or not all(map(is_whole_number, self.labelled)):
             raise PlanError(f"labelled must be tp, dp and ep, got {list(self.labelled)!r}")
         for name in ("ep_from", "dp_from"):

@@ -338,16 +338,6 @@ class KernelChoices:
         whole_number("shared_experts_tokens", self.shared_experts_tokens, 0, MOST, PlanError)
         for name, choices in _CHOICES.items():
             one_of(name, getattr(self, name), choices, PlanError)
-        rows = (
-            "operators",
-            "mixed_attention",
-            "prefill_graphs",
-            "expert_rows",
-            "fused_norms",
-            "sink_attention",
-        )
-        for name in rows:
-            object.__setattr__(self, name, tuple(getattr(self, name)))
 
     def mixed_attention_ns(self, gpu: str, head_dim: int, kv_dtype: str) -> float:
         """Return the minimum decode attention with prefill, ns per query head, KV token and layer; or 0."""

@@ -144,8 +144,6 @@ class Scheduling:
     def __post_init__(self) -> None:
         for name, off in PAUSES.items():
             whole_number(name, getattr(self, name), off, MOST, PlanError)
-        object.__setattr__(self, "pauses", tuple(self.pauses))
-        object.__setattr__(self, "states_overlap_with", tuple(self.states_overlap_with))
         one_of("order", self.order, STEP_ORDERS, PlanError)
         check_fields(self)
         whole_number("max_num_batched_tokens", self.max_num_batched_tokens, most=MOST, error=PlanError)

@@ -46,7 +46,10 @@ def check_text(name: str, value: Any) -> None:
 
 
 def check_fields(part: Any, of: str = "", *, but: Collection[str] = ()) -> None:
-    """Check numbers, texts, booleans, lists of names and ranges of versions of a part, by declared types."""
+    """Check numbers, texts, booleans, lists of names and ranges of versions of a part, by declared types.
+
+    Other lists become tuples.
+    """
     for key in fields(part):
         value, name = getattr(part, key.name), f"{key.name}{of}"
         if key.name in but:
@@ -61,6 +64,8 @@ def check_fields(part: Any, of: str = "", *, but: Collection[str] = ()) -> None:
                 check_range(value)
         elif key.type == "tuple[str, ...]":
             value = check_names(name, value)
+        elif str(key.type).startswith("tuple[") and isinstance(value, list):
+            value = tuple(value)
         object.__setattr__(part, key.name, value)
 
 
