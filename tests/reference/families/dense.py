@@ -1,4 +1,4 @@
-"""Ministral 3, Seed-OSS, GLM-4 and Qwen2.5-VL: variations of Llama's layers."""
+"""Attention and a gated MLP in every layer; Command R has one norm a layer, Muse Glimmer four."""
 
 # ruff: noqa: RUF005 - tensors of parts are added up, as the parts are
 
@@ -14,12 +14,16 @@ from tests.reference.checkpoints import (
     H,
     Published,
     Q,
+    Shapes,
     config,
     kv,
     moe,
 )
 
 BIASES = [(Q,), (KV,), (KV,)]
+# the last tensor of DENSE is a norm
+MLP_WITHOUT_NORM: Shapes = DENSE[:-1]
+# the name has 30 B with the encoder: 50 layers of 1536, 1.85 B
 
 CASES: dict[str, Case] = {
     "ministral3": (
@@ -63,6 +67,24 @@ CASES: dict[str, Case] = {
         [("dense", 4)],
         4 * (ATTENTION + BIASES + DENSE),
     ),
+    "cohere": (config("cohere"), [("dense", 4)], 4 * (ATTENTION + MLP_WITHOUT_NORM)),
+    "cohere2": (
+        config("cohere2", sliding_window=512, sliding_window_pattern=2),
+        [("dense windowed", 2), ("dense full", 2)],
+        4 * (ATTENTION + MLP_WITHOUT_NORM),
+    ),
+    "muse_glimmer": (
+        {
+            "model_type": "muse_glimmer",
+            "text_config": config(
+                "muse_glimmer_text",
+                sliding_window=512,
+                layer_types=[*["sliding_attention"] * 3, "full_attention"],
+            ),
+        },
+        [("dense windowed", 3), ("dense full", 1)],
+        4 * (ATTENTION + [(Q, H), (H,)] + DENSE + [(H,)]),
+    ),
 }
 
 PUBLISHED = {
@@ -76,4 +98,7 @@ PUBLISHED = {
     "qwen2.5-vl-72b": Published("73.4", None, kv((80, 8, 256)), INDEX, extra=0.70),
     "qwen2.5-vl-7b": Published("8.29", None, kv((28, 4, 256)), INDEX, extra=0.68),
     "seed-oss-36b": Published("36.2", None, kv((64, 8, 256)), INDEX),
+    "command-a": Published("111", None, kv((64, 8, 256)), CARD),
+    "command-r7b": Published("8.03", None, kv((32, 8, 256)), INDEX),
+    "muse-glimmer-30b": Published("30", None, kv((52, 2, 256)), "the model's name", extra=1.85),
 }
