@@ -9,7 +9,7 @@ import pytest
 from fastroof.errors import ModelError, PlanError, UnsupportedModelError
 from fastroof.models import Layout, ModelSpec, load_model
 from fastroof.models.execution import Execution
-from fastroof.models.hybrid import ShortConvolution
+from fastroof.models.linear_attention import ShortConvolution
 from fastroof.operators.calls import AllReduce, AttentionCall, Elementwise, Experts, Gemm, MixerCall
 from tests.models.test_families import CASES, calls_of
 from tests.reference.checkpoints import H, V, config

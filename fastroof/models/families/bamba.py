@@ -11,9 +11,8 @@ from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.family import Family, head_sizes, layer_kinds
 from fastroof.models.hf import Fields
-from fastroof.models.hybrid import AttentionAndMamba
 from fastroof.models.layers import LayerKind
-from fastroof.models.linear_attention import Mamba2
+from fastroof.models.linear_attention import AttentionAndMamba, Mamba2
 from fastroof.models.mlp import GatedMlp, Mlp
 
 MAMBA_MODULES: Final = {"state_in": ("mamba.in_proj",), "state_out": ("mamba.out_proj",)}

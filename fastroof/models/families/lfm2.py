@@ -8,8 +8,8 @@ from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
 from fastroof.models.families.family import FULL, Family, head_sizes
 from fastroof.models.hf import Fields
-from fastroof.models.hybrid import ShortConvolution
 from fastroof.models.layers import LayerKind
+from fastroof.models.linear_attention import ShortConvolution
 from fastroof.models.mlp import GatedMlp, Mlp
 
 _CONVOLUTION: Final = "conv"

@@ -1,16 +1,80 @@
-"""Nemotron-H and Nemotron 3: each layer is only one part: Mamba-2, attention, an MLP or experts."""
+"""Nemotron: searched layers (DeciLM), and layers of only one part (Nemotron-H, Nemotron 3).
+
+The search gave each layer its own width, some without attention or MLP. A layer of Nemotron-H is
+Mamba-2, attention, an MLP or experts.
+"""
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
-from fastroof.models.attention import GroupedQueryAttention
+from fastroof.checks import is_number
+from fastroof.errors import UnsupportedModelError
+from fastroof.models.attention import Attention, GroupedQueryAttention
 from fastroof.models.experts import RoutedExperts
-from fastroof.models.families.family import Family, kv_heads
+from fastroof.models.families.family import Family, head_dim, kv_heads
 from fastroof.models.hf import Fields
 from fastroof.models.layers import LayerKind, NoAttention, NoMlp
 from fastroof.models.linear_attention import Mamba2
-from fastroof.models.mlp import UngatedMlp
+from fastroof.models.mlp import GatedMlp, Mlp, UngatedMlp
+
+_WIDTH_MULTIPLE: Final = 256
+_MAX_FFN_MULT: Final = 1024
+
+
+def _searched(fields: Fields) -> list[LayerKind]:
+    num_layers = fields.num_layers
+    blocks = fields.of_layers("block_configs", fields.parts("block_configs"), num_layers)
+    if blocks is None:
+        raise fields.error("field block_configs is missing")
+    return [_kind(fields, block) for block in blocks]
+
+
+def _kind(fields: Fields, block: Fields) -> LayerKind:
+    attention, mlp = block.part("attention"), block.part("ffn")
+    if attention is None or mlp is None:
+        raise block.error(f"field {'attention' if attention is None else 'ffn'} is missing")
+    for part in (attention, mlp):
+        if part.flag("replace_with_linear", default=False):
+            raise UnsupportedModelError(
+                f"{part.where}: replace_with_linear: a plan does not support a linear layer in its place"
+            )
+    own, width = _searched_attention(fields, attention), _searched_mlp(fields, mlp)
+    changes = [f"{own.num_kv_heads} KV heads"] if isinstance(own, GroupedQueryAttention) else []
+    changes += [f"MLP {width.intermediate}"] if isinstance(width, GatedMlp) else []
+    return LayerKind(own, width, " + ".join(changes) or "nothing")
+
+
+def _searched_attention(fields: Fields, part: Fields) -> Attention:
+    if part.flag("no_op", default=False):
+        return NoAttention()
+    num_q_heads, group = fields.size("num_attention_heads"), part.size("n_heads_in_group")
+    if num_q_heads % group:
+        raise part.error(f"num_attention_heads {num_q_heads} does not divide by n_heads_in_group {group}")
+    window = part.optional_size("window_length")
+    bias = fields.flag("attention_bias", default=False)
+    return GroupedQueryAttention(
+        num_q_heads,
+        num_q_heads // group,
+        head_dim(fields, fields.size("hidden_size"), num_q_heads),
+        bias,
+        bias,
+        window=None if window is None or window >= fields.size("max_position_embeddings") else window,
+    )
+
+
+def _searched_mlp(fields: Fields, part: Fields) -> Mlp:
+    if part.flag("no_op", default=False):
+        return NoMlp()
+    bias = fields.flag("mlp_bias", default=False)
+    if part.has("intermediate_size"):
+        return GatedMlp(part.size("intermediate_size"), bias)
+    mult: Any = part.config.get("ffn_mult")
+    if not is_number(mult) or not 0 < mult <= _MAX_FFN_MULT:
+        raise part.error(f"field ffn_mult must be a number up to {_MAX_FFN_MULT}, got {mult!r}")
+    width = int(2 * mult * fields.size("hidden_size") / 3)
+    return GatedMlp(-(-width // _WIDTH_MULTIPLE) * _WIDTH_MULTIPLE, bias)
+
 
 _PATTERN, _NAMES = "hybrid_override_pattern", "layers_block_type"
 _LETTERS: Final = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
@@ -100,6 +164,7 @@ def _experts(fields: Fields) -> LayerKind:
 
 
 FAMILIES: Final = (
+    Family("nemotron-nas", {"nemotron-nas": ("DeciLMForCausalLM",)}, _searched),
     Family(
         "nemotron-h",
         {"nemotron_h": ("NemotronHForCausalLM",)},
