@@ -193,33 +193,23 @@ def _gpu_memory(
         sparse.peak_bytes,
     )
     left = left_for_kv(rule, gpu, layout, held, use.max_num_batched_tokens)
-    uses = left._asdict()
-    left_bytes = uses.pop("left_bytes")
-    memory = PlanMemory(
-        weight_bytes=held_bytes,
-        kv_bytes_per_token=0,
-        max_kv_tokens=0,
-        window=model.window or 0,
-        adapter_bytes=adapters,
-        **uses,
-    )
+    memory = left._replace(weight_bytes=held_bytes, window=model.window or 0, adapter_bytes=adapters)
     drafts = (
         (one, own, cache_format(rule, gpu, one.architecture, kv_dtype))
         for one, own, kv_dtype in use.drafts.models
     )
-    return _with_blocks(memory, left_bytes, ((model, layout, stored), *drafts), gpu, rule, use)
+    return _with_blocks(memory, ((model, layout, stored), *drafts), gpu, rule, use)
 
 
 def _with_blocks(
     memory: PlanMemory,
-    left_bytes: int,
     models: tuple[tuple[ModelSpec, Layout, CacheFormat], ...],
     gpu: GpuSpec,
     rule: KvMemory,
     use: MemoryUse,
 ) -> PlanMemory:
     """Divide what is left into blocks of a model, the first, and its drafts."""
-    model, ranks = models[0][0], models[0][1].dp
+    model, ranks, left_bytes = models[0][0], models[0][1].dp, memory.kv_cache_bytes
     memory = memory._replace(
         kv_bytes_per_token=sum(model_kv_bytes(*of) for of in models),
         # a draft's other window counts as no window
@@ -241,7 +231,7 @@ def _with_blocks(
     left = max(left_bytes, 0)
     if rule.kv_cache == "groups":
         tokens = use.max_num_batched_tokens * rule.step_batches
-        block = blocks_of_groups(held, rule, gpu, tokens, slots + drafts * rule.draft_slots)
+        block = blocks_of_groups(memory, held, rule, gpu, tokens, slots + drafts * rule.draft_slots)
     elif rule.kv_cache == "pools":
         # compressors of DeepSeek-V4 are in its pools of tokens
         state = 0 if held.rings else int(sum(one * count for one, count in held.states.items()))
@@ -251,9 +241,9 @@ def _with_blocks(
             state_slots = max(int(pool / (state * share)) - rule.padding_slots, 0)
             limits.append(state_slots // slots)
             missing = max(slots - state_slots, 0) * state
-        block = blocks_of_pools(held, rule)
+        block = blocks_of_pools(memory, held, rule)
     else:
-        block = blocks_of_bytes(held, rule)
+        block = blocks_of_bytes(memory, held, rule)
     parts = (left - pool) // block.part_bytes
     if block.full_parts and rule.kv_cache != "groups":
         # in whole blocks of tokens
@@ -262,14 +252,13 @@ def _with_blocks(
     if missing:
         # no request runs
         parts = 0
-    result = memory._replace(
+    result = block._replace(
         kv_cache_bytes=left - pool,
         missing_bytes=max(block.part_bytes - left_bytes, missing, 0) if parts < 1 else 0,
         parts=parts,
         state_pool_bytes=pool,
         state_slots=state_slots,
         null_parts=int(rule.null_block),
-        **block._asdict(),
     )
     result = result._replace(max_kv_tokens=result.tokens_beside_states(0))
     if rule.running is not None and result.token_parts:

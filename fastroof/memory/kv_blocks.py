@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, Final, NamedTuple
-
-import numpy as np
+from typing import Final, NamedTuple
 
 from fastroof.engines import KvMemory
 from fastroof.engines.memory_by_card import Card
+from fastroof.memory.plan_memory import PlanMemory, WindowGroups
 from fastroof.memory.workspaces import CacheFormat, latent_bytes
 from fastroof.models import Layout, ModelSpec
 from fastroof.models.compressed import CompressedAttention
@@ -29,48 +28,6 @@ FP8: Final = "fp8"
 """Format of its cache."""
 RING_BYTES: Final = 236.0
 """Compressor states of DeepSeek-V4 a token and CSA layer in SGLang: what its logged 28.9 kB leave."""
-
-
-class WindowGroups(NamedTuple):
-    """Groups of layers with a window in blocks of a size of their own, any of which is an engine's block.
-
-    Attributes
-    ----------
-    groups, block_tokens, window : int
-        Their number, and the tokens of a block and of a window.
-    share : float
-        Bytes of such a block relative to those of the first group's.
-    """
-
-    groups: int
-    block_tokens: int
-    window: int
-    share: float
-
-    def blocks(self, length: Any, in_flight: int) -> Any:
-        """Return the blocks of a request with the tokens of steps in flight; not aligned to the window."""
-        held = np.minimum(self.window - 1 + in_flight, length)
-        return self.groups * (-(-held // self.block_tokens) + 1)
-
-
-class KvBlocks(NamedTuple):
-    """A block, and the parts of a block and of a request; fields as of a plan's memory."""
-
-    part_bytes: int = 1
-    block_tokens: int = 1
-    full_parts: int = 0
-    window_parts: int = 0
-    window_block_tokens: int = 1
-    window_tokens: int = 0
-    reserved_tokens: int = 0
-    state_parts: int = 0
-    spare_parts: int = 0
-    groups: int = 1
-    parts_per_block: int = 0
-    windows: tuple[WindowGroups, ...] = ()
-    in_flight: int = 0
-    checked_bytes: int = 0
-    prints_shares: bool = False
 
 
 class HeldLayers(NamedTuple):
@@ -122,8 +79,8 @@ def held_layers(models: tuple[tuple[ModelSpec, Layout, CacheFormat], ...]) -> He
     return held
 
 
-def blocks_of_bytes(held: HeldLayers, rule: KvMemory) -> KvBlocks:
-    """Return parts of any bytes: every layer takes what it needs of one room."""
+def blocks_of_bytes(memory: PlanMemory, held: HeldLayers, rule: KvMemory) -> PlanMemory:
+    """Add parts of any bytes: every layer takes what it needs of one room."""
     size = rule.block_tokens
     full = int(sum(one * count for one, count in held.full.items()))
     within = int(sum(one * count for (one, _, _), count in held.windowed.items()))
@@ -132,22 +89,25 @@ def blocks_of_bytes(held: HeldLayers, rule: KvMemory) -> KvBlocks:
     window = min((window for _, window, _ in held.windowed), default=0)
     # layers with other windows have blocks of their own, and those of DeepSeek-V4 are not known
     extra = 0 if held.rings or len(held.windowed) + bool(held.full) > 1 else (full + within) * size // unit
-    return KvBlocks(
-        unit, size, full * size // unit, within * size // unit, size, window, window, state // unit,
-        parts_per_block=extra,
+    return memory._replace(
+        part_bytes=unit, block_tokens=size, full_parts=full * size // unit,
+        window_parts=within * size // unit, window_block_tokens=size, window_tokens=window,
+        reserved_tokens=window, state_parts=state // unit, parts_per_block=extra,
     )  # fmt: skip
 
 
-def blocks_of_groups(held: HeldLayers, rule: KvMemory, card: Card, step_tokens: int, slots: int) -> KvBlocks:
-    """Return vLLM's blocks: groups of layers whose pages have one size, any of which takes any block."""
+def blocks_of_groups(
+    memory: PlanMemory, held: HeldLayers, rule: KvMemory, card: Card, step_tokens: int, slots: int
+) -> PlanMemory:
+    """Add vLLM's blocks: groups of layers whose pages have one size, any of which takes any block."""
     if held.compressed:
-        return blocks_of_compressed(held, rule, step_tokens)
+        return blocks_of_compressed(memory, held, rule, step_tokens)
     size = max(rule.block_tokens, SPARSE_BLOCK * held.is_sparse)
     attention = [(one, count) for one, count in held.full.items()]
     attention += [(one, count) for (one, _, _), count in held.windowed.items()]
     if not attention:
         state_bytes = int(sum(one * count for one, count in held.states.items()))
-        return KvBlocks(state_bytes, size, state_parts=slots)
+        return memory._replace(part_bytes=state_bytes, block_tokens=size, state_parts=slots)
     page, tails = size * max(one for one, _ in attention), 0
     if held.states and held.latents and not held.windowed:
         # blocks are aligned by the bytes of the vector alone, and open keys of a pool have a group
@@ -164,9 +124,9 @@ def blocks_of_groups(held: HeldLayers, rule: KvMemory, card: Card, step_tokens: 
     kinds = 0 if held.states else len(held.windowed) + bool(held.full)
     if kinds == 1:
         # layers that are alike are one group, and layers that differ in size only
-        block = KvBlocks(
-            int(size * sum(one * count for one, count in attention)),
-            size,
+        block = memory._replace(
+            part_bytes=int(size * sum(one * count for one, count in attention)),
+            block_tokens=size,
             full_parts=int(bool(held.full)),
             parts_per_block=1,
         )
@@ -181,10 +141,10 @@ def blocks_of_groups(held: HeldLayers, rule: KvMemory, card: Card, step_tokens: 
     def tokens(widths: list[float]) -> int:
         return min((int(page // (size * one)) * size for one in widths), default=1)
 
-    block = KvBlocks(
-        int(page * layers),
-        tokens(list(held.full)),
-        groups(held.full),
+    block = memory._replace(
+        part_bytes=int(page * layers),
+        block_tokens=tokens(list(held.full)),
+        full_parts=groups(held.full),
         state_parts=groups(held.states) * slots + tails,
         groups=tails + groups(held.full) + groups(held.states) + groups(held.windowed),
         parts_per_block=1,
@@ -193,8 +153,10 @@ def blocks_of_groups(held: HeldLayers, rule: KvMemory, card: Card, step_tokens: 
     return _with_window(block, held, step_tokens, window_size, groups(held.windowed))
 
 
-def blocks_of_compressed(held: HeldLayers, rule: KvMemory, step_tokens: int) -> KvBlocks:
-    """Return vLLM's blocks of DeepSeek-V4.
+def blocks_of_compressed(
+    memory: PlanMemory, held: HeldLayers, rule: KvMemory, step_tokens: int
+) -> PlanMemory:
+    """Add vLLM's blocks of DeepSeek-V4.
 
     Five groups: compressed entries and indexer keys, two of windows, and open entries of both ratios.
     """
@@ -243,9 +205,9 @@ def blocks_of_compressed(held: HeldLayers, rule: KvMemory, step_tokens: int) -> 
         windows.append(WindowGroups(1, tokens, overlap * ratio, number * bytes_each / first))
     held_when_running = sum(int(one.blocks(one.window, 0)) for one in windows)
     block_bytes = block[rule.compressed_blocks]
-    return KvBlocks(
-        block_bytes,
-        COMPRESSED_BLOCK,
+    return memory._replace(
+        part_bytes=block_bytes,
+        block_tokens=COMPRESSED_BLOCK,
         full_parts=1,
         spare_parts=held_when_running,
         groups=1 + len(windows),
@@ -258,8 +220,8 @@ def blocks_of_compressed(held: HeldLayers, rule: KvMemory, step_tokens: int) -> 
 
 
 def _with_window(
-    block: KvBlocks, held: HeldLayers, step_tokens: int, window_size: int, groups: int
-) -> KvBlocks:
+    block: PlanMemory, held: HeldLayers, step_tokens: int, window_size: int, groups: int
+) -> PlanMemory:
     """Add the groups of windowed layers."""
     if not held.windowed:
         return block
@@ -274,8 +236,8 @@ def _with_window(
     )
 
 
-def blocks_of_pools(held: HeldLayers, rule: KvMemory) -> KvBlocks:
-    """Return SGLang's tokens: windowed layers have a pool of a share of them; states have a pool elsewhere.
+def blocks_of_pools(memory: PlanMemory, held: HeldLayers, rule: KvMemory) -> PlanMemory:
+    """Add SGLang's tokens: windowed layers have a pool of a share of them; states have a pool elsewhere.
 
     With 0.8 tokens in the windowed pool, a request takes four parts of each token and a fifth within the
     window, so that those shorter than it run out of that pool first.
@@ -287,12 +249,19 @@ def blocks_of_pools(held: HeldLayers, rule: KvMemory) -> KvBlocks:
         within += sum(entry * count for (entry, _), count in held.rings.items())
         open_bytes = RING_BYTES * held.rings[max(held.rings, key=lambda both: both[1])]
         token_bytes = int(full + rule.window_pool * within + open_bytes)
-        return KvBlocks(token_bytes, size, size, parts_per_block=size)
+        return memory._replace(
+            part_bytes=token_bytes, block_tokens=size, full_parts=size, parts_per_block=size
+        )
     if not full or not within or rule.window_pool >= 1.0:
         token_bytes = int(full + within)
         parts = size * bool(token_bytes)
-        return KvBlocks(max(token_bytes, 1), size, parts, parts_per_block=parts)
+        return memory._replace(
+            part_bytes=max(token_bytes, 1), block_tokens=size, full_parts=parts, parts_per_block=parts
+        )
     stored = full + rule.window_pool * within
     window = max(window for _, window, _ in held.windowed)
     share = round(1.0 / (1.0 / rule.window_pool - 1.0))
-    return KvBlocks(int(stored / share), size, share * size, size, size, window, window)
+    return memory._replace(
+        part_bytes=int(stored / share), block_tokens=size, full_parts=share * size, window_parts=size,
+        window_block_tokens=size, window_tokens=window, reserved_tokens=window,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ from fastroof.config import GpuSpec
 from fastroof.engines import KvMemory
 from fastroof.engines.memory import ModelKind
 from fastroof.engines.memory_by_card import GraphKind, first_row
+from fastroof.memory.plan_memory import PlanMemory
 from fastroof.models import Layout
 from fastroof.units import GIB
 
@@ -33,23 +34,6 @@ class Footprint(NamedTuple):
     """Buffers that stay next to the weights."""
     peak_bytes: int = 0
     """Logits of an indexer next to the working set."""
-
-
-class LeftForKv(NamedTuple):
-    """A GPU's memory by use, bytes; ``left_bytes`` is below 0 if it is too small."""
-
-    left_bytes: int
-    forward_bytes: int
-    sampler_bytes: int
-    activation_bytes: int
-    context_bytes: int
-    graphs_bytes: int
-    reserve_bytes: int
-    total_bytes: int
-    requested_bytes: int
-    workspace_bytes: int = 0
-    graphs_low_bytes: int = 0
-    graphs_high_bytes: int = 0
 
 
 def vision_share(rule: KvMemory, layers: int, hidden: int) -> float:
@@ -82,13 +66,16 @@ def _static_fraction(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footpri
     return fraction * (rule.other_share if gpu.name in rule.other_share_gpus else 1.0)
 
 
-def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, tokens: int) -> LeftForKv:
-    """Return what an engine leaves for KV cache."""
+def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, tokens: int) -> PlanMemory:
+    """Return a GPU's memory by use, without its blocks; ``kv_cache_bytes`` is below 0 if it is too small."""
     gpu_bytes, working, weights = gpu.hbm_bytes, held.working_bytes, held.weight_bytes
     if rule.room == "datasheet":
         usable = int(gpu_bytes * rule.fraction)
         left, reserve = usable - weights - working, gpu_bytes - usable
-        return LeftForKv(left, working, 0, working, 0, 0, reserve, gpu_bytes, usable)
+        return PlanMemory(
+            weights, 0, working, reserve, 0,
+            total_bytes=gpu_bytes, requested_bytes=usable, forward_bytes=working, kv_cache_bytes=left,
+        )  # fmt: skip
     visible = int(gpu_bytes * VISIBLE_SHARE)
     context = rule.context_bytes(
         gpu.nvlink_bytes_per_s, layout.world_size, has_experts=bool(held.kind.expert_format)
@@ -97,7 +84,10 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, t
         budget = int((visible - context) * _static_fraction(rule, gpu, layout, held, tokens))
         left = round(rule.cache_gib * GIB) if rule.cache_gib else budget - weights
         reserve = gpu_bytes - context - weights - max(left, 0)
-        return LeftForKv(left, 0, 0, 0, context, 0, reserve, visible, budget)
+        return PlanMemory(
+            weights, 0, 0, reserve, 0,
+            context_bytes=context, total_bytes=visible, requested_bytes=budget, kv_cache_bytes=left,
+        )  # fmt: skip
     is_compressed = rule.compressed_activation and "compressed" in held.kind.kinds
     activation = rule.compressed_activation if is_compressed else rule.activation
     forward = round(activation * working) + held.peak_bytes
@@ -118,7 +108,9 @@ def left_for_kv(rule: KvMemory, gpu: GpuSpec, layout: Layout, held: Footprint, t
         left = round(rule.cache_gib * GIB)
         reserve = max(gpu_bytes - used - left, 0)
     high = max(of_graphs.high_gib * GIB, of_graphs.high_share * max(left, 0))
-    return LeftForKv(
-        left, forward, sampler, run, context, graphs, reserve, visible, budget, held.workspace_bytes,
-        round(of_graphs.low_gib * GIB), round(high),
+    return PlanMemory(
+        weights, 0, run, reserve, 0,
+        context_bytes=context, total_bytes=visible, requested_bytes=budget, forward_bytes=forward,
+        sampler_bytes=sampler, graphs_bytes=graphs, graphs_low_bytes=round(of_graphs.low_gib * GIB),
+        graphs_high_bytes=round(high), kv_cache_bytes=left, workspace_bytes=held.workspace_bytes,
     )  # fmt: skip

@@ -12,9 +12,6 @@ from fastroof.arrays import Longs
 from fastroof.compiled.request_sums import MAX_KV_LEN
 from fastroof.compiled.serving_options import longest_held
 from fastroof.errors import BatchError
-from fastroof.memory.kv_blocks import (
-    WindowGroups,
-)
 from fastroof.run.batch import int_array
 
 _OF_PARTS: Final = (
@@ -22,6 +19,28 @@ _OF_PARTS: Final = (
     "windows", "in_flight", "checked_bytes", "prints_shares", "null_parts",
 )  # fmt: skip
 """Attributes of a memory that count parts, in which no engine prints anything."""
+
+
+class WindowGroups(NamedTuple):
+    """Groups of layers with a window in blocks of a size of their own, any of which is an engine's block.
+
+    Attributes
+    ----------
+    groups, block_tokens, window : int
+        Their number, and the tokens of a block and of a window.
+    share : float
+        Bytes of such a block relative to those of the first group's.
+    """
+
+    groups: int
+    block_tokens: int
+    window: int
+    share: float
+
+    def blocks(self, length: Any, in_flight: int) -> Any:
+        """Return the blocks of a request with the tokens of steps in flight; not aligned to the window."""
+        held = np.minimum(self.window - 1 + in_flight, length)
+        return self.groups * (-(-held // self.block_tokens) + 1)
 
 
 class PlanMemory(NamedTuple):

@@ -34,8 +34,7 @@ from fastroof.config.paths import bench_data_root, is_never, user_tables_root
 from fastroof.documents import parse_json
 from fastroof.errors import FastroofError, PlanError
 from fastroof.file_access import FilesRead, recorded
-from fastroof.memory.kv_blocks import WindowGroups
-from fastroof.memory.plan_memory import PlanMemory
+from fastroof.memory.plan_memory import PlanMemory, WindowGroups
 from fastroof.run.batch import StepBatch, StepTimes
 from fastroof.run.evaluate import round_us, run_batch
 
