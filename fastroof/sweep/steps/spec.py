@@ -1,10 +1,10 @@
-"""Sweeps over decode steps: spec, units, columns and summary."""
+"""Spec, units, columns and summary of a sweep over decode steps."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Annotated, Any, ClassVar, Final, Literal
 
@@ -15,7 +15,6 @@ from fastroof.config import load_gpu
 from fastroof.defaults import DEFAULT_ENGINE
 from fastroof.engines import engine_names, load_engine
 from fastroof.models import load_model
-from fastroof.sweep.kind import GpuTables, SweepKind, SweepTotals
 from fastroof.sweep.result_rows import SweepSummary
 from fastroof.sweep.spec import MAX_ROWS, Sizes, SweepSpec, count_problem, path_as_text, up_to
 from fastroof.sweep.units import (
@@ -26,9 +25,7 @@ from fastroof.sweep.units import (
     WEIGHT_BYTES,
     PlanKey,
     Split,
-    UnitResult,
     WorkUnit,
-    numbered_units,
     plan_units,
 )
 
@@ -286,38 +283,3 @@ def _standing(step: BestStep, best: BestStep | None) -> str | None:
         return None
     short = math.log(_rate(best) / _rate(step))
     return "tie" if short < math.hypot(step.relative_error, best.relative_error) else None
-
-
-@dataclass(frozen=True)
-class StepSweep(SweepKind):
-    """A sweep over decode steps. An evaluation is one decode step.
-
-    A unit's rows are final: the best batch of a length does not depend on other lengths.
-    """
-
-    spec: StepSpec
-
-    name: ClassVar[str] = "steps"
-    steps_per_evaluation: ClassVar[int] = 1
-
-    @property
-    def columns(self) -> tuple[Column, ...]:
-        """Return the columns of the results."""
-        return step_columns(self.spec.keep)
-
-    def units(self) -> list[WorkUnit]:
-        """Cut the sweep into plans, and long ones into slices of their lengths."""
-        return numbered_units(step_units(self.spec))
-
-    def evaluate(self, unit: WorkUnit, tables_by_gpu: Mapping[str, GpuTables]) -> UnitResult:
-        """Time a unit's steps."""
-        from fastroof.sweep.steps.evaluate import evaluate_steps
-
-        return evaluate_steps(self.spec, unit, tables_by_gpu[unit.plan.gpu])
-
-    def summary(self, totals: SweepTotals) -> StepSummary:
-        """Return the counts and the best step of each plan."""
-        best = with_standings([BestStep(**step) for step in totals.for_summary])
-        engine = load_engine(self.spec.engine).name
-        fields = {**totals.fields, "evaluations": totals.evaluated}
-        return StepSummary(best=best, engine=engine, plans=len(best), **fields)
