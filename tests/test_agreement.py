@@ -7,21 +7,19 @@ largest differences; benchmarks/accuracy/README.md explains them.
 from __future__ import annotations
 
 import itertools
-import json
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
 from benchmarks.accuracy.agreement import answered
 from benchmarks.accuracy.simulated_loops import REQUESTS_PER_CLIENT, Compared, Question, loop_of
 from fastroof import serving
-from fastroof.cli import app
 from fastroof.engines import engine_names, load_engine
 from fastroof.sweep import best_deployments
+from tests.command_line import document as printed
 
 # without the start of a run
 estimate = partial(serving.estimate, requests_per_client="steady")
@@ -51,12 +49,6 @@ def tables_once(h100: fastroof.Tables, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every answer reads the same tables, which take longer to load than to answer."""
     monkeypatch.setattr("fastroof.tables.load_tables", lambda *_, **__: h100)
     monkeypatch.setattr("fastroof.tables.table_set.load_gpu_tables", lambda *_, **__: h100)
-
-
-def printed(*words: str) -> Any:
-    done = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def options(question: Question) -> list[str]:

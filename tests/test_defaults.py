@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import json
 import tomllib
 from collections.abc import Iterator
 from dataclasses import replace
@@ -24,6 +23,7 @@ from fastroof.simulation import EngineSettings
 from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
 from fastroof.sweep.recommendations.recommend import deployment_question
 from fastroof.ui.view import View
+from tests.command_line import document as answer
 
 PACKAGE = Path(fastroof.__file__).parent
 
@@ -93,12 +93,6 @@ def test_no_module_has_a_default_of_its_own() -> None:
         if any(isinstance(part, ast.Constant) and part.value in engines for part in ast.walk(value))
     }
     assert not named
-
-
-def answer(*words: str) -> Any:
-    done = CliRunner().invoke(app, [*words, "--json"])
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def test_command_line_and_python_answer_a_step_alike(h100: fastroof.Tables) -> None:

@@ -6,12 +6,12 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
 from fastroof.bench import timing, workload
@@ -28,11 +28,11 @@ from fastroof.bench.workload import (
     ragged_decodes,
 )
 from fastroof.bench.workloads import WORKLOADS, homogeneous_decode, import_seconds, sweep_best
-from fastroof.cli import app
 from fastroof.cli.bench import NAMES
 from fastroof.config.paths import bench_data_root
 from fastroof.errors import FastroofError
 from fastroof.operators.operator import METHODS
+from tests.command_line import run
 from tests.reference.shards import changed
 
 
@@ -41,10 +41,7 @@ def setup(h100: fastroof.Tables) -> Setup:
     return new_setup("llama-3.1-8b", "h100", h100, quick=True)
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of one command."""
-    done = CliRunner().invoke(app, ["bench", *arguments], prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
+run = partial(run, "bench")
 
 
 def refused(*arguments: str) -> str:

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
-from fastroof.cli import app
 from fastroof.cli.best import parse_prices
 from fastroof.cli.output import percent
 from fastroof.sweep import deployment_question
+from tests.command_line import good as printed_by
+from tests.command_line import refused
 
 SIZES = ("best", "--model", "Qwen/Qwen3-8B", "--gpus", "2", "--isl", "500", "--osl", "50")
 QUESTION = (*SIZES, "--ttft", "inf", "--tpot", "20")
@@ -38,17 +38,7 @@ tpot_ms = 20
 """
 
 
-@functools.cache
-def good(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2, result.output
-    return result.stderr
+good = functools.cache(printed_by)
 
 
 def fewer(**changes: Any) -> fastroof.sweep.Recommendation:

@@ -9,12 +9,11 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
-from fastroof.cli import app
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
 from fastroof.sweep import best_deployments
+from tests.command_line import good, refused
 
 DRAWN = ("--num-requests", "300", "--isl", "600", "--osl", "40", "--seed", "4")
 MODEL = ("--model", "llama-3.1-8b", "--engine", "vllm")
@@ -29,18 +28,6 @@ osl = 30
 [slo]
 ttft_p99_ms = 300
 """
-
-
-def good(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments, catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    return result.stdout
-
-
-def refused(*arguments: str) -> str:
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 2, result.output
-    return result.stderr
 
 
 def workload() -> fastroof.Workload:

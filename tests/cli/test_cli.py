@@ -20,11 +20,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
 from fastroof import compile_plan, load_tables
-from fastroof.cli import app
 from fastroof.cli.output import ORIGIN_WORDS, percent, print_table, scaled, time_words
 from fastroof.cli.tables import validate as validate_command
 from fastroof.cli.workload_options import Requests, parse_requests, parse_sizes
@@ -34,15 +32,10 @@ from fastroof.engines import EngineProfile, KernelChoices, OperatorKernel, engin
 from fastroof.errors import BatchError, LookupInputError
 from fastroof.load.aiconfigurator import import_aiconfigurator, installed_root
 from fastroof.serving import estimate
+from tests.command_line import run
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 H100 = CHECKOUT / "bench_data" / "h100"
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    """Exit code, standard output and standard error of one command."""
-    done = CliRunner().invoke(app, list(arguments), prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
 
 
 def good(*arguments: str) -> str:

@@ -6,15 +6,16 @@ import os
 import shutil
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from benchmarks.first_run import COMMANDS, PAGE
-from fastroof.cli import app, warm
+from fastroof.cli import warm
 from fastroof.compiled.code_cache import cache_folders
 from tests.cli.test_start import environment
+from tests.command_line import run
 
 BRACKET = """
 import numpy as np
@@ -23,9 +24,7 @@ guides.bracket(np.array([0.0, 1.0, 2.0]), 0, 3, 1.5)
 """
 
 
-def warmed(*words: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["warm", *words], prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
+warmed = partial(run, "warm")
 
 
 @pytest.mark.slow

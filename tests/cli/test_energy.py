@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from fastroof import StepBatch, Workload, compile_plan, simulate
-from fastroof.cli import app
 from fastroof.serving import estimate
+from tests.command_line import run
 
 MODEL = ("--model", "llama-3.1-8b", "--gpu", "h100")
 LOAD = ("--isl", "500", "--osl", "40")
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments), prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
 
 
 def test_json_is_what_the_library_answers() -> None:

@@ -6,17 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from fastroof.cli import app
+from tests.command_line import run
 
 LLAMA = ("--model", "llama-3.1-8b", "--gpu", "h100")
 STEP = ("step", *LLAMA, "--decode", "64x1024")
-
-
-def run(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, list(arguments), prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
 
 
 def good(*arguments: str) -> str:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
-from fastroof.cli import app
 from fastroof.cli.compare import EPILOG
 from fastroof.compat import infersim, roofline_v2
 from fastroof.compat.compare import compare, compare_case
@@ -29,6 +28,7 @@ from fastroof.compat.compare_steps import (
     requests_of,
 )
 from fastroof.errors import BatchError, MissingTableError, ModelError, PlanError
+from tests.command_line import run
 
 DECODE = [(1, 1024), (32, 4096), (24, 3000)]
 PREFILL = [2048, 3000, 100]
@@ -175,9 +175,7 @@ def test_bad_input_is_refused(arguments: Any, error: type[Exception], h100: fast
 # -- the command ---------------------------------------------------------------------------------
 
 
-def run(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["compare", *arguments], prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
+run = partial(run, "compare")
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from fastroof.compiled.serving_options import AT_RANDOM
 from fastroof.compiled.verification import open_speculation
 from fastroof.plan.arena import verification_arena
 from tests.compiled.test_serving import ANY, PROFILE, SIZE
-from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
+from tests.reference.handmade import step_tables
 from tests.reference.prefill_first import closed_form, same_step
 from tests.reference.serving import ONE_TOKEN, Verified
 
@@ -24,12 +24,7 @@ pytestmark = pytest.mark.loops
 
 def made_plan(model, faster=1.0, engine=PROFILE):
     grid = {(b, x): (9.0 + b * x / 4096 + x / 700) / faster for b in (1, 8, 64) for x in (64, 512, 4096)}
-    tables = handmade_tables(
-        gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
-        attention_decode=attention_rows(grid),
-        attention_prefill=attention_rows(grid, is_decode=False),
-        elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
-    )
+    tables = step_tables(grid)
     return compile_plan(model, "h100", tables, max_num_batched_tokens=1024, max_num_seqs=256, engine=engine)
 
 

@@ -14,7 +14,7 @@ from fastroof import compile_plan
 from fastroof.compiled import disaggregated, mean_steps, serving, serving_options, steps, verification
 from fastroof.compiled.serving_options import AT_RANDOM
 from fastroof.engines import EngineProfile, KernelChoices, MixedAttention, StepCosts
-from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
+from tests.reference.handmade import step_tables
 from tests.reference.serving import closed_form, mean_step_us
 
 pytestmark = pytest.mark.loops
@@ -36,12 +36,7 @@ def plan(request):
     if request.param != "decodes alike":
         profile = replace(PROFILE, kernels=KernelChoices(mixed_attention=(MixedAttention(0.3),)))
     grid = {(b, x): 9.0 + b * x / 4096 + x / 700 for b in (1, 8, 64) for x in (64, 512, 4096)}
-    tables = handmade_tables(
-        gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
-        attention_decode=attention_rows(grid),
-        attention_prefill=attention_rows(grid, is_decode=False),
-        elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
-    )
+    tables = step_tables(grid)
     return compile_plan(
         "llama-3.1-8b", "h100", tables, max_num_batched_tokens=1024, max_num_seqs=256, engine=profile
     )

@@ -13,7 +13,7 @@ from fastroof import compile_plan
 from fastroof.compiled import decode_lines, ragged_steps, request_sums, steps
 from fastroof.compiled.layout import LANES
 from fastroof.plan.arena import decode_lines as lines_of
-from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
+from tests.reference.handmade import step_tables
 
 pytestmark = pytest.mark.loops
 
@@ -24,12 +24,7 @@ ANY_INT = st.integers(-(2**63), 2**63 - 1) | st.sampled_from(
 
 def plan_of(kv_lens):
     grid = {(b, x): 9.0 + b * x / 4096 for b in (1, 8, 64) for x in kv_lens if b * x < 64 * 4096}
-    tables = handmade_tables(
-        gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
-        attention_decode=attention_rows(grid),
-        attention_prefill=attention_rows(grid, is_decode=False),
-        elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
-    )
+    tables = step_tables(grid)
     return compile_plan(
         "llama-3.1-8b", "h100", tables, max_num_batched_tokens=128, max_num_seqs=16, engine="kernels"
     )

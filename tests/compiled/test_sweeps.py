@@ -16,7 +16,7 @@ from fastroof.compiled import grids, layout, steps
 from fastroof.sweep import LIMITS, best_batches, decode_times_us
 from fastroof.sweep.steps import plan_batches
 from fastroof.units import US_PER_MS
-from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
+from tests.reference.handmade import step_tables
 from tests.reference.sweep import best_steps
 
 MAX_BATCH = 64
@@ -24,12 +24,7 @@ MAX_BATCH = 64
 
 def made_of(kv_lens: tuple[int, ...], **options: Any) -> Any:
     grid = {(b, x): 9.0 + b * x / 4096 for b in (1, 8, 64) for x in kv_lens if b * x < 64 * 4096}
-    tables = handmade_tables(
-        gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
-        attention_decode=attention_rows(grid),
-        attention_prefill=attention_rows(grid, is_decode=False),
-        elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
-    )
+    tables = step_tables(grid)
     return compile_plan(
         "llama-3.1-8b",
         "h100",

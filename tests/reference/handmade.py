@@ -61,3 +61,13 @@ def grids_with_rows(tables: Tables, grids: Iterable[HoldoutGrid]) -> list[Holdou
     """The given grids that the tables have rows of."""
     measured = tables.measured.tables
     return [g for g in grids if g.operator in measured and taking_part(measured[g.operator], g.only).any()]
+
+
+def step_tables(latencies_us: dict[tuple[int, int], float]) -> Tables:
+    """Return tables of a few GEMMs and copies, and of attention with some latencies by batch and length."""
+    return handmade_tables(
+        gemm=gemm_rows({(1, 64, 64): 3.0, (16, 64, 64): 4.0, (8, 256, 64): 5.0, (16, 128, 512): 6.0}),
+        attention_decode=attention_rows(latencies_us),
+        attention_prefill=attention_rows(latencies_us, is_decode=False),
+        elementwise=[("copy", 1, 2**28, 2**30, 400.0)],
+    )

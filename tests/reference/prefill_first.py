@@ -11,7 +11,7 @@ import numpy as np
 
 from fastroof.compiled.expert_rows import RankRules
 from tests.reference.lockstep import Others, together_us
-from tests.reference.serving import ONE_TOKEN, Verified, draft_us, mean_step_us, start, with_drain
+from tests.reference.serving import ONE_TOKEN, ClosedForm, Verified, draft_us, mean_step_us, start, with_drain
 
 PrefillUs = Callable[[list[tuple[int, int]]], float]
 """What a step of prompts takes, us, from (new tokens, tokens before them) of each."""
@@ -137,18 +137,6 @@ def simulate(
     first = min(r.sent_us for r, _ in done)
     sizes = np.array(list(groups.values()), np.float64)
     return Seen(ttft, tpot, len(done) / (now - first) * 1e6, float((sizes**2).sum() / sizes.sum()))
-
-
-class ClosedForm(NamedTuple):
-    """Times of the closed form, us, and output tokens of all clients in one."""
-
-    ttft_us: float
-    tpot_us: float
-    decode_us: float
-    mixed_us: float
-    mixed_share: float
-    running: float
-    tokens_per_us: float
 
 
 def same_step(steps: float, spread: float, rounds: float | None) -> float:

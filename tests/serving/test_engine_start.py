@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import fastroof
-from fastroof.cli import app
 from fastroof.config import load_gpu
 from fastroof.errors import FastroofError
 from fastroof.models import model_names
 from fastroof.models.named import preset_config
+from tests.command_line import run
 
 QUESTIONS = [
     ("llama-3.1-70b", "h100", {"tp": 2}),
@@ -37,9 +37,7 @@ KINDS = (
 """One model for each way to keep tokens and states."""
 
 
-def run_fit(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["fit", *arguments], prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
+run_fit = partial(run, "fit")
 
 
 @pytest.mark.parametrize(("model", "gpu", "options"), QUESTIONS)

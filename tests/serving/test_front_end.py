@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
 from functools import partial
@@ -28,6 +27,7 @@ from fastroof.simulation.fleet_run import served_by
 from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.settings import EngineSettings
 from fastroof.sweep import best_deployments, load_spec
+from tests.command_line import document as printed
 from tests.reference import front_end as naive
 
 # without the start of a run
@@ -468,12 +468,6 @@ def test_a_file_may_have_its_own(tmp_path: Any) -> None:
     path.write_text('engine = "vllm"\n[front_end]\nrequest_ms = 3\nserver_ms = 1.5\n')
     found: EngineProfile = load_engine(path)
     assert found.front_end.words() == "3 ms a request, 1.5 ms a request on the API server"
-
-
-def printed(*words: str) -> Any:
-    done = CliRunner().invoke(app, [*words, "--json"], catch_exceptions=False)
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
 
 
 def test_commands_take_an_overhead() -> None:

@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
 from fastroof import BatchError
-from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.serving import Fit, LargestSize
+from tests.command_line import run as command
 from tests.reference.handmade import attention_rows, gemm_rows, handmade_tables
 from tests.reference.shards import changed
 
@@ -168,11 +167,6 @@ def test_an_engine_that_does_not_start_has_no_sizes() -> None:
 def test_wrong_times_and_sizes_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(BatchError, match=message):
         fastroof.fit("llama-3.1-8b", "h100", **options)
-
-
-def command(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, arguments, prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
 
 
 def test_the_command_prints_the_same_sizes() -> None:

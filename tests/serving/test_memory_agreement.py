@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import warnings
 from functools import partial
@@ -11,10 +10,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from fastroof import serving
-from fastroof.cli import app
 from fastroof.memory.plan_memory import PlanMemory
 from fastroof.plan import StepPlan, compile_plan
 from fastroof.plan.speculation import speculated
@@ -25,6 +22,7 @@ from fastroof.sweep import run_sweep
 from fastroof.sweep.deployments.evaluate import candidate_axes, candidate_options
 from fastroof.sweep.deployments.spec import DeploymentSpec
 from fastroof.traces.trace import Trace
+from tests.command_line import document
 
 # without the start of a run
 estimate = partial(serving.estimate, requests_per_client="steady")
@@ -109,12 +107,6 @@ def test_a_search_reserves_what_an_estimate_does(
 
 def memory_of(engine: str, seqs: int) -> PlanMemory:
     return plan_of("llama-3.1-70b", "h100", engine, {"tp": 2}).memory_of(max_num_seqs=seqs)
-
-
-def document(*arguments: str) -> Any:
-    done = CliRunner().invoke(app, [*arguments, "--json"], prog_name="fastroof")
-    assert done.exit_code == 0, done.stderr
-    return json.loads(done.stdout)
 
 
 def test_commands_print_the_memory_of_the_question() -> None:

@@ -10,10 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from fastroof import compile_plan, serving
-from fastroof.cli import app
 from fastroof.cli.serving import EPILOG
 from fastroof.compiled.disaggregated import PrefillWorker, _prefill_time
 from fastroof.errors import BatchError, PlanError, PlanRangeError
@@ -23,6 +21,7 @@ from fastroof.serving import (
     estimate_disaggregated,
 )
 from fastroof.serving.scenarios import KV_RESERVATIONS, broadcast
+from tests.command_line import run
 from tests.reference.serving import closed_form, simulate_closed_loop, simulate_prefill_worker
 
 # without the start of a run
@@ -482,9 +481,7 @@ def test_plans_have_to_go_together(h100, plan):
 # -- the command ---------------------------------------------------------------------------------
 
 
-def command(*arguments):
-    done = CliRunner().invoke(app, ["serving", "--model", "llama-3.1-8b", *arguments], prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
+command = partial(run, "serving", "--model", "llama-3.1-8b")
 
 
 @pytest.mark.slow

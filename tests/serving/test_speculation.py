@@ -9,16 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import fastroof
 from fastroof import SpeculativeDecoding, compile_plan
-from fastroof.cli import app
 from fastroof.engines import EngineProfile, StepCosts
 from fastroof.errors import BatchError, FastroofError, PlanError, PlanRangeError
 from fastroof.plan.arena import verification_arena
 from fastroof.plan.speculation import speculated
 from fastroof.serving import estimate, estimate_disaggregated, mtp_draft
+from tests.command_line import run as command
 from tests.reference.serving import simulate_closed_loop
 
 
@@ -263,11 +262,6 @@ def test_hits_and_drafts_go_together(large, draft):
 
 
 # -- by the commands --------------------------------------------------------
-
-
-def command(*arguments):
-    done = CliRunner().invoke(app, arguments, prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
 
 
 SERVING = ("serving", "--model", "llama-3.1-70b", "--tp", "8", "--isl", "2048", "--osl", "64")

@@ -14,6 +14,7 @@ from fastroof import SweepError
 from fastroof.sweep import checkpoint, run_sweep
 from fastroof.sweep.checkpoint import parts_folder
 from fastroof.sweep.steps import StepSweep
+from tests.sweep.conftest import stopped_after
 
 SPEC: dict[str, Any] = {
     "models": ["llama-3.1-8b"],
@@ -32,19 +33,7 @@ def _small_units(monkeypatch: pytest.MonkeyPatch, cut_units: Callable[[int], Non
 
 def stop(output: Path, count: int = 3) -> None:
     """Run a sweep that is interrupted after some units."""
-    evaluate, done = StepSweep.evaluate, 0
-
-    def some(*given: Any) -> Any:
-        nonlocal done
-        if done == count:
-            raise KeyboardInterrupt
-        done += 1
-        return evaluate(*given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StepSweep, "evaluate", some)
-        with pytest.raises(KeyboardInterrupt):
-            run_sweep(SPEC, output)
+    stopped_after(SPEC, output, count)
 
 
 @pytest.fixture

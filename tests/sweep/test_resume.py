@@ -25,6 +25,7 @@ from fastroof.sweep.kinds import sweep_of
 from fastroof.sweep.packed_results import packed_results, unpacked_results
 from fastroof.sweep.steps import spec as step_units
 from fastroof.sweep.units import UnitResult
+from tests.sweep.conftest import stopped_after
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 DEPLOYMENTS: dict[str, Any] = {
@@ -90,26 +91,6 @@ def write_toml(spec: dict[str, Any], path: Path) -> None:
         if isinstance(table, dict):
             lines += [f"[{key}]", *(f"{name} = {json.dumps(value)}" for name, value in table.items())]
     path.write_text("\n".join(lines))
-
-
-def stopped_after(spec: Any, output: Path, count: int, error: type[BaseException], **options: Any) -> int:
-    """Run a sweep that is stopped after some units, and return how many were evaluated."""
-    evaluated = 0
-    kind = type(sweep_of(load_spec(spec)))
-    evaluate = kind.evaluate
-
-    def some(*given: Any) -> UnitResult:
-        nonlocal evaluated
-        if evaluated == count:
-            raise error
-        evaluated += 1
-        return evaluate(*given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "evaluate", some)
-        with pytest.raises(error):
-            run_sweep(spec, output, **options)
-    return evaluated
 
 
 @pytest.fixture

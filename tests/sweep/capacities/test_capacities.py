@@ -17,6 +17,7 @@ from fastroof.sweep import CapacitySpec, CapacitySummary, checkpoint, load_spec
 from fastroof.sweep.capacities.spec import ROUTERS
 from fastroof.sweep.checkpoint import parts_folder
 from fastroof.sweep.kinds import sweep_of
+from tests.sweep.conftest import stopped_after
 
 WORKLOAD = {"requests": 120, "isl": "lognormal:600:0.5", "osl": 40, "seed": 2}
 SPEC: dict[str, Any] = {
@@ -107,30 +108,12 @@ def test_threads_and_a_resumed_run_give_the_same_rows(whole: Any, tmp_path: Path
     run_sweep(SPEC, tmp_path / "threads.parquet", threads=3)
     assert pq.read_table(tmp_path / "threads.parquet").to_pylist() == rows
     output = tmp_path / "resumed.parquet"
-    interrupted(SPEC, output, 5)
+    stopped_after(SPEC, output, 5)
     assert parts_folder(output).is_dir()
     with pytest.raises(SweepError, match="resume"):
         run_sweep(SPEC, output)
     run_sweep(SPEC, output, resume=True)
     assert pq.read_table(output).to_pylist() == rows
-
-
-def interrupted(spec: dict[str, Any], output: Path, after: int) -> None:
-    """Run a sweep that is stopped after some units."""
-    kind = type(sweep_of(load_spec(spec)))
-    evaluate, done = kind.evaluate, 0
-
-    def some(*given: Any) -> Any:
-        nonlocal done
-        if done == after:
-            raise KeyboardInterrupt
-        done += 1
-        return evaluate(*given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kind, "evaluate", some)
-        with pytest.raises(KeyboardInterrupt):
-            run_sweep(spec, output)
 
 
 @pytest.mark.slow
@@ -149,7 +132,7 @@ def test_a_trace_that_changed_is_another_sweep(tmp_path: Path) -> None:
     assert isinstance(loaded, CapacitySpec)
     assert len(loaded.requests.trace() if isinstance(loaded.requests, Workload) else loaded.requests) == 6
     output = tmp_path / "rows.parquet"
-    interrupted(loaded, output, 1)
+    stopped_after(loaded, output, 1)
     write("0 0.5 0.7 0.75 1.5 2.5")
     with pytest.raises(SweepError, match="models, GPUs, engines and requests"):
         run_sweep(spec_file, output, resume=True)

@@ -7,18 +7,18 @@ import itertools
 import json
 import math
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 from fastroof import SweepError, run_sweep
-from fastroof.cli import app
 from fastroof.sweep import DeploymentSpec, load_spec
 from fastroof.sweep.answers import Choice
 from fastroof.sweep.best import CHOICE_COLUMNS, best_deployments, nearest_to_limits
+from tests.command_line import run
 
 by_means = functools.partial(best_deployments, percentile=None)
 
@@ -182,9 +182,7 @@ def test_wrong_questions_name_valid_values() -> None:
 # -- the command ---------------------------------------------------------------------------------
 
 
-def command(*arguments: str) -> tuple[int, str, str]:
-    done = CliRunner().invoke(app, ["best", *arguments], prog_name="fastroof")
-    return done.exit_code, done.stdout, done.stderr
+command = partial(run, "best")
 
 
 @pytest.mark.slow
