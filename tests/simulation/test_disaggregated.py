@@ -14,7 +14,7 @@ import fastroof
 from fastroof import Trace
 from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
-from fastroof.serving import estimate_disaggregated
+from fastroof.serving import DisaggregatedEstimate, estimate_disaggregated
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_run import run_pools, run_replicas
 from fastroof.simulation.pools import EnginePool, Link, takes_us
@@ -41,6 +41,11 @@ def alone(first_token: str = "transfer", **link: Any) -> Outcomes:
     return run_pools(
         [one_pool(a_plan()), one_pool(a_plan())], trace, Link(50e9, first_token=first_token, **link)
     )
+
+
+def closed_form(plan: StepPlan, isl: int, osl: int, clients: int) -> DisaggregatedEstimate:
+    options: Any = {"link_bytes_per_s": 50e9, "max_num_batched_tokens": 4096, "chunked_prefill": True}
+    return estimate_disaggregated(plan, plan, isl, osl, clients, **options)
 
 
 def test_one_request_by_hand() -> None:
@@ -98,9 +103,7 @@ def test_transfers_send_what_a_sequence_keeps_over_the_gpus_of_the_smaller_engin
 @pytest.mark.parametrize(("isl", "osl", "tp"), [(1000, 100, 1), (3000, 300, 2)])
 def test_at_light_load_the_closed_form_agrees(isl: int, osl: int, tp: int) -> None:
     plan = a_plan(tp)
-    estimated = estimate_disaggregated(
-        plan, plan, isl, osl, 1, link_bytes_per_s=50e9, max_num_batched_tokens=4096, chunked_prefill=True
-    )
+    estimated = closed_form(plan, isl, osl, 1)
     trace = Trace(np.arange(20) * 100.0, np.full(20, isl), np.full(20, osl))
     seen = run_pools([one_pool(plan), one_pool(plan)], trace, Link(50e9))
     ttft_ms = (seen.first_us - seen.arrival_us) / 1e3
@@ -114,16 +117,7 @@ def test_under_load_the_closed_form_is_near() -> None:
     """As many clients as the closed form has, at its rate, in an open loop."""
     plan = a_plan()
     isl, osl, clients = 1000, 200, 24
-    estimated = estimate_disaggregated(
-        plan,
-        plan,
-        isl,
-        osl,
-        clients,
-        link_bytes_per_s=50e9,
-        max_num_batched_tokens=4096,
-        chunked_prefill=True,
-    )
+    estimated = closed_form(plan, isl, osl, clients)
     assert estimated.prefill_load < 0.7
     rate = clients / (estimated.request_latency_ms / 1e3)
     rng = np.random.default_rng(0)
@@ -136,16 +130,7 @@ def test_under_load_the_closed_form_is_near() -> None:
 @pytest.mark.parametrize(("isl", "osl", "clients"), [(1000, 200, 24), (2000, 400, 8), (500, 100, 64)])
 def test_closed_loops_are_near_the_closed_form(isl: int, osl: int, clients: int) -> None:
     plan = a_plan()
-    estimated = estimate_disaggregated(
-        plan,
-        plan,
-        isl,
-        osl,
-        clients,
-        link_bytes_per_s=50e9,
-        max_num_batched_tokens=4096,
-        chunked_prefill=True,
-    )
+    estimated = closed_form(plan, isl, osl, clients)
     count = 60 * clients
     trace = Trace([0.0] * count, [isl] * count, [osl] * count, clients=clients)
     seen = run_pools([one_pool(plan), one_pool(plan)], trace, Link(50e9))

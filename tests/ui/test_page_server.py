@@ -18,7 +18,7 @@ import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -29,6 +29,7 @@ from fastroof.ui import answers
 from fastroof.ui.deployment import deployment_answer
 from fastroof.ui.view import View
 from tests.fuzz.mutators import mutated_bytes
+from tests.http_replies import JSON, Reply, send
 from tests.reference.waiting import is_idle, until
 
 pytest.importorskip("starlette", reason="the page needs starlette: pip install fastroof[ui]")
@@ -43,7 +44,6 @@ from fastroof.ui.simulation import simulation_answer
 CHECKOUT = Path(__file__).resolve().parents[2]
 ASSETS = CHECKOUT / "fastroof/ui/assets"
 SHARED = CHECKOUT / "fastroof/report/html/assets/shared"
-JSON = {"Content-Type": "application/json"}
 SMALL = View(model="llama-3.1-8b", tp=1, isl=512, osl=64, batch=8)
 UPLOT = {
     "uPlot.iife.min.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
@@ -58,31 +58,9 @@ def page() -> Iterator[PageServer]:
         yield running
 
 
-class Reply(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def read(self) -> Any:
-        return json.loads(self.body)
-
-
-def send(page: PageServer, method: str, path: str, body: Any = None, **headers: str) -> Reply:
-    connection = http.client.HTTPConnection("127.0.0.1", page.port, timeout=60)
-    try:
-        connection.request(
-            method, path, body, {name.replace("_", "-"): value for name, value in headers.items()}
-        )
-        got = connection.getresponse()
-        return Reply(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
-    finally:
-        connection.close()
-
-
 def post(page: PageServer, question: str, document: Any, **headers: str) -> Reply:
     body = document if isinstance(document, bytes) else json.dumps(document).encode()
-    return send(page, "POST", f"/ask/{question}", body, **{**JSON, **headers})
+    return send(page, "POST", f"/ask/{question}", body, JSON, **headers)
 
 
 # -- answers ---------------------------------------------------------------------------------------
@@ -162,7 +140,7 @@ def test_another_hosts_name_is_refused(page: PageServer, host: str) -> None:
         ("POST", "/ask/step"),
         ("GET", "/assets/page.js"),
     ):
-        reply = send(page, method, path, b"{}" if method == "POST" else None, Host=host, **JSON)
+        reply = send(page, method, path, b"{}" if method == "POST" else None, JSON, Host=host)
         assert reply.status == 421
         assert "127.0.0.1, ::1, localhost" in reply.read["message"]
 

@@ -33,7 +33,8 @@ pytest.importorskip("uvicorn")
 pytest.importorskip("prometheus_client")
 
 from fastroof.backends.serve.http_server import HttpServer
-from tests.backends.serve.test_http import metric, send
+from tests.backends.serve.test_http import metric
+from tests.http_replies import send
 from tests.reference.waiting import until
 
 SMALL = "llama-3.1-8b"

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -27,6 +27,7 @@ from fastroof.backends.serve.messages import MESSAGES as KINDS
 from fastroof.errors import BackendError
 from tests.backends.serve.test_messages import MESSAGES
 from tests.fuzz.mutators import mutated_text
+from tests.http_replies import JSON, Reply, send
 from tests.reference.waiting import until
 
 pytest.importorskip("starlette")
@@ -37,7 +38,6 @@ from fastroof.backends.serve import http_listener  # noqa: E402
 from fastroof.backends.serve.http_about import openapi_document  # noqa: E402
 from fastroof.backends.serve.http_server import HttpServer, serve_http  # noqa: E402
 
-JSON = {"Content-Type": "application/json"}
 LINES = {"Content-Type": "application/jsonl"}
 ONE = {"batch_size": 64, "kv_len": 4096}
 
@@ -53,26 +53,6 @@ def plan(h100: fastroof.Tables) -> fastroof.StepPlan:
 def server(plan: fastroof.StepPlan) -> Iterator[HttpServer]:
     with HttpServer({"eight": plan}) as running:
         yield running
-
-
-class Reply(NamedTuple):
-    status: int
-    headers: dict[str, str]
-    body: bytes
-
-    @property
-    def read(self) -> Any:
-        return json.loads(self.body)
-
-
-def send(server: HttpServer, method: str, path: str, body: Any = None, headers: Any = None) -> Reply:
-    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
-    try:
-        connection.request(method, path, body, headers or {})
-        got = connection.getresponse()
-        return Reply(got.status, {name.lower(): value for name, value in got.getheaders()}, got.read())
-    finally:
-        connection.close()
 
 
 def post(server: HttpServer, message: Any, **headers: str) -> Reply:

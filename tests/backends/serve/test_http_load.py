@@ -22,7 +22,8 @@ pytest.importorskip("prometheus_client")
 
 from fastroof.backends.serve import http_calls
 from fastroof.backends.serve.http_server import HttpServer
-from tests.backends.serve.test_http import JSON, LINES, ONE, metric, post, send
+from tests.backends.serve.test_http import LINES, ONE, metric, post
+from tests.http_replies import JSON, send
 from tests.reference.waiting import is_idle, until
 
 OPTIONS = {"max_num_batched_tokens": 1024, "max_num_seqs": 64}
