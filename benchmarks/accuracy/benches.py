@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Annotated, Final, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final, NamedTuple
 
 import numpy as np
 import typer
@@ -178,9 +178,20 @@ def _times_on(
         yield way, [*times, *others]
 
 
+def without_bench(profile: EngineProfile, bench: str) -> EngineProfile:
+    """Return an engine with given costs that no run of a bench chose."""
+    chosen = {cost: us for cost, by, us in (profile.fit.chosen_on if profile.fit else ()) if by == bench}
+    # fused kernels have no pauses, whoever chose these
+    known: dict[str, Any] = {cost: us for cost, us in chosen.items() if getattr(profile.costs, cost)}
+    rules = tuple(rule for rule in profile.costs.rules if rule.chosen_on != bench)
+    if not known and rules == profile.costs.rules:
+        return profile
+    return replace(profile, costs=replace(profile.costs, **known, rules=rules))
+
+
 _SERVED: Final[Mapping[str, Callable[[ServedModel], EngineProfile]]] = {
     KERNELS: lambda row: profile_of_served(row).kernels_alone(),
-    UNSEEN: lambda row: profile_of_served(row).without_bench(row.dataset),
+    UNSEEN: lambda row: without_bench(profile_of_served(row), row.dataset),
 }
 """Profiles of independent runs by way, of :func:`profile_of_served` in others."""
 

@@ -281,16 +281,6 @@ class EngineProfile:
         """Return the engine without costs in addition to its kernels."""
         return replace(self, costs=StepCosts(residual=self.costs.residual), cost_share=1.0)
 
-    def without_bench(self, bench: str) -> EngineProfile:
-        """Return the engine with given costs that no run of a bench chose."""
-        chosen = {cost: us for cost, by, us in (self.fit.chosen_on if self.fit else ()) if by == bench}
-        # fused kernels have no pauses, whoever chose these
-        known: dict[str, Any] = {cost: us for cost, us in chosen.items() if getattr(self.costs, cost)}
-        rules = tuple(rule for rule in self.costs.rules if rule.chosen_on != bench)
-        if not known and rules == self.costs.rules:
-            return self
-        return replace(self, costs=replace(self.costs, **known, rules=rules))
-
     def unfitted(self) -> EngineProfile:
         """Return the engine with only those costs that no fit of its rows changes."""
         given = {name: getattr(self.costs, name) for name in (self.fit.given if self.fit else ())}

@@ -8,6 +8,7 @@ import dataclasses
 import numpy as np
 import pytest
 
+from benchmarks.accuracy.benches import without_bench
 from fastroof import StepBatch, compile_plan, compile_plans
 from fastroof.config.gpu import load_gpu
 from fastroof.config.paths import bench_data_root
@@ -294,7 +295,7 @@ def test_the_first_rule_of_a_cost_that_applies_counts(tmp_path):
             found = profile.of_plan(model, load_gpu(gpu), False).costs
             names = ("kernel_us", "prefill_floor_layer_us", "prefill_floor_kernel_us")
             assert tuple(getattr(found, name) for name in names) == expected
-    assert old.without_bench("mine").of_plan("Some", load_gpu("b200"), False).costs.kernel_us == 1.0
+    assert without_bench(old, "mine").of_plan("Some", load_gpu("b200"), False).costs.kernel_us == 1.0
     assert old.started_with({"fused"}).of_plan("Some", load_gpu("b200"), False).costs.kernel_us == 0.0
     assert load_engine(write_profile(engine, tmp_path / "mine.toml")).costs == engine.costs
     with pytest.raises(
@@ -336,13 +337,13 @@ def rows_by_engine():
 
 def test_given_costs_are_those_that_a_bench_did_not_choose(tmp_path):
     profile = load_engine("sglang-0.5.9")
-    unseen = profile.without_bench("sglang-cookbook")
+    unseen = without_bench(profile, "sglang-cookbook")
     given = ("kernel_us", "prefill_floor_kernel_us")
     assert [getattr(unseen.costs, name) for name in given] == [1.3, 41.6]
     assert dataclasses.replace(unseen, costs=profile.costs) == profile
-    assert profile.without_bench("gpustack") is profile
+    assert without_bench(profile, "gpustack") is profile
     # fused kernels have no pauses, whatever the default of other kernels
-    assert profile.started_with({"fused"}).without_bench("sglang-cookbook").costs.kernel_us == 0.0
+    assert without_bench(profile.started_with({"fused"}), "sglang-cookbook").costs.kernel_us == 0.0
     assert not [rule for rule in unseen.costs.rules if rule.chosen_on]
     alone = profile.unfitted().costs
     assert alone == StepCosts(
