@@ -54,32 +54,19 @@ def model(windowed: int, full: int):
 
 
 LAYERS = {"full": (0, 24), "alternating": (12, 12), "windowed": (24, 0)}
-PLANS = {
-    name: [
-        compile_plan(
-            model(*counts),
-            "h100",
-            TABLES,
-            max_num_batched_tokens=512,
-            max_num_seqs=16,
-            engine=engine(*figures),
-        )
-        for figures in ((), (MixedAttention(NS, gpu="h100", head_dim=128, kv_dtype="bf16"),))
-    ]
-    for name, counts in LAYERS.items()
-}
+
+
+def compiled(counts, *figures: MixedAttention, one_call: tuple[str, ...] = ()):
+    profile = engine(*figures, one_call=one_call)
+    return compile_plan(
+        model(*counts), "h100", TABLES, max_num_batched_tokens=512, max_num_seqs=16, engine=profile
+    )
+
+
+FIGURE = MixedAttention(NS, gpu="h100", head_dim=128, kv_dtype="bf16")
+PLANS = {name: [compiled(counts), compiled(counts, FIGURE)] for name, counts in LAYERS.items()}
 ONE_CALL = {
-    name: [
-        compile_plan(
-            model(*counts),
-            "h100",
-            TABLES,
-            max_num_batched_tokens=512,
-            max_num_seqs=16,
-            engine=engine(*figures, one_call=("h100",)),
-        )
-        for figures in ((), (MixedAttention(NS),))
-    ]
+    name: [compiled(counts, *figures, one_call=("h100",)) for figures in ((), (MixedAttention(NS),))]
     for name, counts in LAYERS.items()
 }
 DECODES = st.lists(st.tuples(st.just(1), st.integers(1, 6000)), min_size=1, max_size=10)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fastroof import Tables, compile_plan, load_gpu
+from fastroof import StepPlan, Tables, compile_plan, load_gpu
 from fastroof.errors import MissingTableError, PlanError
 from fastroof.operators.calls import Experts
 from fastroof.operators.expert_dispatch import MEGAMOE
@@ -43,6 +43,10 @@ def tables(h100: Tables) -> Tables:
     return Tables(replace(h100.measured, tables=whole), h100.gpu)
 
 
+def compiled(tables: Tables, **options: Any) -> StepPlan:
+    return compile_plan("minimax-m2.5", "h100", tables, **{"exchange": "megamoe", **OPTIONS, **options})
+
+
 def parts(plan: Any, requests: list[tuple[int, int]]) -> dict[str, float]:
     sums: dict[str, float] = {}
     for part in plan.explain(requests).operators:
@@ -57,16 +61,11 @@ def test_one_kernel_takes_the_place_of_experts_and_their_exchange(
     tables: Tables, requests: list[tuple[int, int]], us: float
 ) -> None:
     """Tokens are those of all 8 ranks; prompts run the kernel that was measured for them."""
-    plan = compile_plan(
-        "minimax-m2.5", "h100", tables, exchange="megamoe", **{"engine": "kernels", **OPTIONS}
-    )
+    plan = compiled(tables)
     found = parts(plan, requests)
     assert found["experts"] == pytest.approx(62 * us, rel=1e-12)
     assert not found.keys() & set(EXCHANGES)
-    gathered = parts(
-        compile_plan("minimax-m2.5", "h100", tables, exchange="gather", **{"engine": "kernels", **OPTIONS}),
-        requests,
-    )
+    gathered = parts(compiled(tables, exchange="gather"), requests)
     # the engine pauses before each kernel, of which there are fewer
     others = gathered.keys() - {"experts", "runtime", *EXCHANGES}
     assert {role: found[role] for role in others} == {role: gathered[role] for role in others}
@@ -74,18 +73,12 @@ def test_one_kernel_takes_the_place_of_experts_and_their_exchange(
 
 
 def test_a_step_is_the_sum_of_its_kernels(tables: Tables) -> None:
-    plan = compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **OPTIONS | {"engine": "kernels"})
+    plan = compiled(tables, engine="kernels")
     assert plan.decode_us(8, 100) == pytest.approx(step_us(plan, tables, [(1, 99)] * 8), rel=1e-9)
 
 
 def test_gpus_of_a_rank_share_its_tokens_and_gather_them_again(tables: Tables) -> None:
-    plan = compile_plan(
-        "minimax-m2.5",
-        "h100",
-        tables,
-        exchange="megamoe",
-        **{"engine": "kernels", **(OPTIONS | {"tp": 8, "dp": 1})},
-    )
+    plan = compiled(tables, tp=8, dp=1)
     found = parts(plan, [(1, 99)] * 64)
     assert found["experts"] == pytest.approx(62 * 90.0, rel=1e-12)
     assert {"attention_scatter", "tokens_gather"} <= found.keys()
@@ -93,55 +86,22 @@ def test_gpus_of_a_rank_share_its_tokens_and_gather_them_again(tables: Tables) -
 
 
 def test_nothing_is_borrowed_between_groups_of_other_sizes(tables: Tables) -> None:
-    four = OPTIONS | {"dp": 4, "ep": 4}
     with pytest.raises(MissingTableError, match="moe_ep=4"):
-        compile_plan("minimax-m2.5", "h100", tables, exchange="megamoe", **{"engine": "kernels", **four})
-    plan = compile_plan(
-        "minimax-m2.5",
-        "h100",
-        tables,
-        exchange="megamoe",
-        allow_modelled=True,
-        **{"engine": "kernels", **four},
-    )
+        compiled(tables, dp=4, ep=4)
+    plan = compiled(tables, dp=4, ep=4, allow_modelled=True)
     (experts,) = (p for p in plan.explain([(1, 99)] * 8).operators if p.role == "experts")
     assert experts.origin == 4
     with pytest.raises(PlanError, match="experts that are whole on one of several GPUs"):
-        compile_plan(
-            "minimax-m2.5",
-            "h100",
-            tables,
-            exchange="megamoe",
-            **{"engine": "kernels", **(OPTIONS | {"dp": 8, "ep": 4})},
-        )
+        compiled(tables, dp=8, ep=4)
     with pytest.raises(PlanError, match="roofline"):
-        compile_plan(
-            "minimax-m2.5",
-            "h100",
-            tables,
-            exchange="megamoe",
-            method="nearest",
-            **{"engine": "kernels", **OPTIONS},
-        )
+        compiled(tables, method="nearest")
 
 
 def test_without_tables_sending_hides_behind_computing_or_it_behind_sending() -> None:
     """With few experts a token, computing takes less than sending: each token to about 3 of 8 GPUs."""
     gpu = load_gpu("h100")
     call = Experts(
-        "experts",
-        "experts",
-        1,
-        3072,
-        1536,
-        8,
-        256,
-        1,
-        8,
-        "fp8_block",
-        "balanced",
-        phase="context",
-        sends=True,
+        "experts", "experts", 1, *KEY[1:5], 1, 8, "fp8_block", "balanced", phase="context", sends=True
     )
     nodes, computing = MEGAMOE.datasheet_nodes(call, gpu), MOE.datasheet_nodes(call, gpu)
     assert (nodes.value >= computing.value).all()
