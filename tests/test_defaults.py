@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
@@ -24,6 +23,7 @@ from fastroof.sweep import CapacitySpec, DeploymentSpec, StepSpec
 from fastroof.sweep.recommendations.recommend import deployment_question
 from fastroof.ui.view import View
 from tests.command_line import document as answer
+from tests.command_line import good
 
 PACKAGE = Path(fastroof.__file__).parent
 
@@ -272,6 +272,5 @@ def test_tables_are_the_gpus_own_unless_others_are_given() -> None:
     ids=lambda words: words[0],
 )
 def test_every_answer_names_the_engine(words: list[str]) -> None:
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert f"engine {DEFAULT_ENGINE}" in done.stdout
+    done = good(*words)
+    assert f"engine {DEFAULT_ENGINE}" in done

@@ -36,6 +36,7 @@ from fastroof.evidence.kernel_times import COSTS, KernelTimes, kernel_times, pre
 from fastroof.evidence.predictions import Plans
 from fastroof.evidence.profile_file import profile_text, write_profile
 from fastroof.evidence.validation import is_waiting
+from tests.command_line import refused
 
 HOST = ("step_us", "sequence_us")
 FLOOR = ("step_us", "prefill_floor_layer_us")
@@ -486,6 +487,5 @@ def test_own_rows_make_an_own_profile(tmp_path, rows, h100):
 
 
 def test_a_wrong_output_is_refused_before_the_fit(tmp_path):
-    done = CliRunner().invoke(app, ["calibrate", "-o", str(tmp_path / "x.txt"), "--engine", "nowhere"])
-    assert done.exit_code == 2
-    assert "must be a .toml file" in done.stderr
+    done = refused("calibrate", "-o", str(tmp_path / "x.txt"), "--engine", "nowhere")
+    assert "must be a .toml file" in done

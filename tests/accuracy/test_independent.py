@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
 from benchmarks.accuracy.independent import (
@@ -42,7 +41,6 @@ from benchmarks.accuracy.published_rows import (
 )
 from benchmarks.accuracy.validation import run_validation
 from fastroof import serving
-from fastroof.cli import app
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import engine_names, load_engine
 from fastroof.errors import TableError
@@ -51,6 +49,7 @@ from fastroof.evidence.rows import ServedModel
 from fastroof.plan import StepPlan
 from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.requests import RequestTimes
+from tests.command_line import good
 
 # without the start of a run
 estimate = partial(serving.estimate, requests_per_client="steady")
@@ -431,9 +430,7 @@ def test_data_sets_are_picked_by_name() -> None:
 @pytest.mark.slow
 def test_the_command_judges_them_by_name() -> None:
     def command(*arguments: str) -> str:
-        done = CliRunner().invoke(app, ["validate", "--gpu", "h100", *arguments])
-        assert done.exit_code == 0, done.output
-        return done.stdout
+        return good("validate", "--gpu", "h100", *arguments)
 
     out = command("--dataset", PUBLISHED, "--dataset", RATES)
     assert "127 predictions" in out

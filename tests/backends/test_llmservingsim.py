@@ -9,14 +9,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 import fastroof
 from fastroof.backends.llmservingsim import LAYERS, export_llmservingsim, left_out
-from fastroof.cli import app
 from fastroof.errors import BackendError
 from tests.backends.interfaces import recorded
 from tests.backends.llmservingsim_reader import COLUMNS, HEAD, POST_ATTENTION, PRE_ATTENTION, PROLOGUE, Bundle
+from tests.command_line import good, refused
 from tests.examples import llmservingsim as llmservingsim_example
 
 Step = list[tuple[int, int]]
@@ -283,20 +282,14 @@ def test_a_bundle_is_written_atomically(
 @pytest.mark.slow
 def test_the_command_writes_a_bundle(tmp_path: Path) -> None:
     texts = [f"llama-3.1-8b,tp={tp},max_num_batched_tokens=64,max_num_seqs=8" for tp in (1, 2)]
-    done = CliRunner().invoke(
-        app, ["export", "llmservingsim", *texts, "-o", str(tmp_path), "--hardware", "mine"]
-    )
-    assert done.exit_code == 0, done.stderr
+    done = good("export", "llmservingsim", *texts, "-o", str(tmp_path), "--hardware", "mine")
     folder = tmp_path / "mine" / "meta-llama" / "Llama-3.1-8B" / "bf16"
     assert sorted(path.name for path in folder.iterdir()) == ["meta.yaml", "tp1", "tp2"]
-    first, second = done.stdout.splitlines()
+    first, second = done.splitlines()
     assert first.startswith(f"wrote {folder}: ")
     assert second == "left out: all-reduces: the simulator times them by its network model"
-    again = CliRunner().invoke(
-        app, ["export", "llmservingsim", *texts, "-o", str(tmp_path), "--hardware", "mine"]
-    )
-    assert again.exit_code == 2
-    assert "exists" in again.stderr
+    again = refused("export", "llmservingsim", *texts, "-o", str(tmp_path), "--hardware", "mine")
+    assert "exists" in again
 
 
 def test_the_example_sums_a_step(capsys: pytest.CaptureFixture[str]) -> None:

@@ -26,6 +26,7 @@ from fastroof.evidence.prediction_errors import verdicts
 from fastroof.evidence.profile_file import profile_text
 from fastroof.evidence.validation import validate_own
 from fastroof.serving import estimate
+from tests.command_line import good
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 PACKAGED = {"step_us": 633.0, "sequence_us": 47.8}
@@ -280,9 +281,8 @@ def test_own_runs_and_steps_are_compared_with_predictions(tmp_path: Path) -> Non
     (runs / "engine_args.txt").write_text(f"vllm serve {LLAMA}")
     steps_file.write_text(STEPS_CSV)
     words = ["validate", "--runs", str(runs), "--steps", str(steps_file), "--gpu", "h100", "--json"]
-    done = CliRunner().invoke(app, words, prog_name="fastroof")
-    assert done.exit_code == 0, done.stderr
-    found = json.loads(done.stdout)
+    done = good(*words)
+    found = json.loads(done)
     for key in (*found, *found["groups"][0]):
         assert key in EPILOG
     own = found["groups"][0]

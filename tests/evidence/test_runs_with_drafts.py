@@ -20,6 +20,7 @@ from fastroof.evidence.own_runs import OwnRuns, read_own_runs
 from fastroof.evidence.predictions import Plans
 from fastroof.evidence.validation import INDEPENDENT, validate_own
 from fastroof.serving import estimate
+from tests.command_line import good
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 VERSION = "0.12.0"
@@ -119,9 +120,8 @@ def test_costs_come_back_from_runs_with_drafts(tmp_path: Path, tables: Tables) -
     assert fitted.fit.left_out_mape < 0.01 < fitted.kernels_mape
     assert not fitted.suspects
     words = ["--runs", str(tmp_path), "--gpu", "h100", "--engine-version", VERSION, "--bootstrap", "0"]
-    shown = CliRunner().invoke(app, ["calibrate", *words])
-    assert shown.exit_code == 0, shown.output
-    assert "3 draft tokens by mtp, 2.4 tokens accepted a step" in shown.output
+    shown = good("calibrate", *words)
+    assert "3 draft tokens by mtp, 2.4 tokens accepted a step" in shown
 
 
 def test_unknown_facts_of_drafts_are_reported(tmp_path: Path, tables: Tables, engine: StepPlan) -> None:
@@ -163,9 +163,8 @@ def test_commands_take_drafts_of_runs(tmp_path: Path, engine: StepPlan) -> None:
     (tmp_path / "engine_args.txt").write_text(f"vllm serve {LLAMA}")
     words = ["validate", "--runs", str(tmp_path), "--gpu", "h100", "--engine-version", VERSION, "--json"]
     drafts = ["--num-draft-tokens", "3", "--accepted", "2.4", "--draft", "mtp"]
-    shown = CliRunner().invoke(app, [*words, *drafts])
-    assert shown.exit_code == 0, shown.output
-    groups = {group["quantity"]: group["mape"] for group in json.loads(shown.stdout)["groups"]}
+    shown = good(*words, *drafts)
+    groups = {group["quantity"]: group["mape"] for group in json.loads(shown)["groups"]}
     assert max(groups["tpot"], groups["decode"]) < 0.05
     refused = CliRunner().invoke(app, ["validate", *drafts])
     assert refused.exit_code == 2

@@ -26,6 +26,7 @@ from fastroof.evidence.own_runs import OwnRuns, read_own_runs
 from fastroof.evidence.steps.measured_steps import phase_of
 from fastroof.evidence.validation import validate_own
 from fastroof.plan.speculation import mtp_draft
+from tests.command_line import good
 
 LLAMA = "meta-llama/Llama-3.1-8B-Instruct"
 VLLM = "0.33.0"
@@ -368,10 +369,9 @@ def test_costs_of_an_engine_come_back_from_its_steps(tmp_path: Path, tables: Tab
     assert fitted.profile.costs.step_us == pytest.approx(300.0, abs=1.0)
     assert fitted.profile.costs.sequence_us == pytest.approx(5.0, abs=0.1)
     assert fitted.profile.evidence["timed"] == "engine"
-    shown = CliRunner().invoke(app, ["calibrate", "--steps", str(path), "--bootstrap", "0"])
-    assert shown.exit_code == 0, shown.output
-    assert "12 steps fitted, 0 left out" in shown.output
-    assert "without " not in shown.output
+    shown = good("calibrate", "--steps", str(path), "--bootstrap", "0")
+    assert "12 steps fitted, 0 left out" in shown
+    assert "without " not in shown
 
 
 @pytest.mark.parametrize(

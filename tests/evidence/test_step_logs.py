@@ -9,13 +9,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
 from benchmarks.accuracy.rows import shipped_steps
 from benchmarks.accuracy.step_intervals import step_errors
 from fastroof import StepBatch, StepPlan, Tables, compile_plan
-from fastroof.cli import app
 from fastroof.config.paths import bench_data_root
 from fastroof.engines import EngineProfile, engine_of_version
 from fastroof.errors import FastroofError
@@ -23,6 +21,7 @@ from fastroof.evidence.own_fit import fit_own_runs
 from fastroof.evidence.own_runs import OwnRuns, read_own_runs
 from fastroof.evidence.steps.step_logs import COLUMNS, WINDOW_PHASE
 from fastroof.evidence.validation import validate_own
+from tests.command_line import good
 
 BLOCKS = 41
 CONTEXT = 40 * 16 + 8 - 1
@@ -137,9 +136,8 @@ def test_the_command_names_what_it_needs(tmp_path: Path, plan: StepPlan) -> None
     with pytest.raises(FastroofError, match="--engine-args"):
         read_own_runs((), None, {"gpu": "h100"}, steps=path)
     given = ["--gpu", "h100", "--model", "llama-3.1-8b", "--engine-version", "0.15.1"]
-    run = CliRunner().invoke(app, ["validate", "--steps", str(path), *given])
-    assert run.exit_code == 0, run.output
-    assert "60 steps" in run.output
+    run = good("validate", "--steps", str(path), *given)
+    assert "60 steps" in run
     for version in ("0.12.0", "0.13.0"):
         with pytest.raises(FastroofError, match="asynchronous"):
             read(path, version=version)

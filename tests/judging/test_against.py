@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
 from fastroof.arrays import Bools
-from fastroof.cli import app
 from fastroof.judging.coverage import judged_by, run_coverage_against
 from fastroof.load import MeasuredTables
 from fastroof.load.write import write_source
 from fastroof.tables.holdout import run_against
 from fastroof.uncertainty.leave_one_out import NORMAL_80
+from tests.command_line import good
 
 FACTOR = 1.1
 
@@ -105,9 +104,8 @@ def test_a_campaigns_own_rows_do_not_judge_it(
 
 
 def run(words: Sequence[str]) -> Any:
-    done = CliRunner().invoke(app, ["tables", "holdout", *words, "--json"], prog_name="fastroof")
-    assert done.exit_code == 0, done.stderr
-    return json.loads(done.stdout)
+    done = good("tables", "holdout", *words, "--json")
+    return json.loads(done)
 
 
 def test_the_command(h100: fastroof.Tables, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import fastroof
 from fastroof import ModelError, load_model, model_names
 from fastroof.cli import app
 from fastroof.models.named import preset_config
+from tests.command_line import good
 
 QWEN = {**preset_config("qwen3-8b"), "max_position_embeddings": 40960}
 
@@ -114,6 +115,5 @@ def test_the_scaling_of_a_config_is_what_commands_go_by(tmp_path: Path) -> None:
 def test_best_counts_what_is_beyond_the_context(h100: fastroof.Tables, tmp_path: Path) -> None:
     spec = tmp_path / "my.toml"
     spec.write_text('models = ["llama-2-7b"]\ntp = [1]\nisl = 4000\nosl = 500\nclients = 1\n')
-    done = CliRunner().invoke(app, ["best", str(spec)])
-    assert done.exit_code == 0
-    assert "of 1 candidates (deployments at a load) qualifies: beyond the model's context (1)" in done.stdout
+    done = good("best", str(spec))
+    assert "of 1 candidates (deployments at a load) qualifies: beyond the model's context (1)" in done

@@ -5,10 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 import fastroof
-from fastroof.cli import app
 from fastroof.engines import load_engine
 from fastroof.engines.launch import engine_commands
 from fastroof.errors import BatchError, FastroofError, SimulationError
@@ -16,6 +14,7 @@ from fastroof.serving import estimate
 from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
 from fastroof.sweep.kinds import load_spec
+from tests.command_line import good
 from tests.engines.test_launch import launch_settings, options_of
 from tests.reference.fleet import serve
 from tests.reference.made_workloads import a_trace, an_engine
@@ -94,9 +93,8 @@ def test_the_command_line_and_python_have_one_answer(plans):
     words += ["--osl", "100", "--seed", "1", "--no-range", "--json"]
     trace = fastroof.Workload(**LOAD).trace()
     given = {"prefill_schedule_interval": 6}
-    done = CliRunner().invoke(app, ["simulate", *words, "--prefill-schedule-interval=6"])
-    assert done.exit_code == 0, done.output
-    found = json.loads(done.stdout)
+    done = good("simulate", *words, "--prefill-schedule-interval=6")
+    found = json.loads(done)
     seen = fastroof.simulate(plans["vllm"], trace, **given).summary(with_range=False)
     assert found["ttft_ms"] == json.loads(json.dumps(seen["ttft_ms"]))
     assert found["settings"].items() >= given.items()

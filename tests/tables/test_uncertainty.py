@@ -34,6 +34,7 @@ from fastroof.uncertainty.leave_one_out import (
     neighbour_errors,
     relative_variance,
 )
+from tests.command_line import good
 from tests.reference import uncertainty as reference
 from tests.reference.call_counts import calls_in
 from tests.reference.handmade import HEADS, attention_rows, gemm_rows, grids_with_rows, handmade_tables
@@ -571,11 +572,10 @@ def test_a_sweep_by_another_method_has_no_errors(tmp_path):
 def test_a_sweep_prints_errors_and_ties(tmp_path):
     spec = tmp_path / "spec.toml"
     spec.write_text('models = ["llama-3.1-8b"]\nbatch_size = [8, 64]\nkv_len = 1024\nwith_error = true\n')
-    printed = CliRunner().invoke(app, ["sweep", str(spec), "-o", str(tmp_path / "r.parquet")])
-    assert printed.exit_code == 0, printed.output
-    assert "standing" in printed.output
-    assert "±" in printed.output
-    assert "best" in printed.output
+    printed = good("sweep", str(spec), "-o", str(tmp_path / "r.parquet"))
+    assert "standing" in printed
+    assert "±" in printed
+    assert "best" in printed
 
 
 # the command line
@@ -584,9 +584,8 @@ def test_a_sweep_prints_errors_and_ties(tmp_path):
 @pytest.mark.slow
 def test_lookup_prints_its_error():
     sizes = ["lookup", "gemm", "--m", "64,100", "--n", "6144", "--k", "4096"]
-    printed = CliRunner().invoke(app, sizes)
-    assert printed.exit_code == 0
-    assert printed.output.count("±") == 2
+    printed = good(*sizes)
+    assert printed.count("±") == 2
     rows = json.loads(CliRunner().invoke(app, [*sizes, "--json"]).output)["rows"]
     assert all(0 < row["relative_error"] < 0.2 for row in rows)
 
@@ -594,9 +593,8 @@ def test_lookup_prints_its_error():
 @pytest.mark.slow
 def test_coverage_prints_a_table():
     command = ["tables", "holdout", "--coverage", "--operator", "allreduce"]
-    printed = CliRunner().invoke(app, command)
-    assert printed.exit_code == 0, printed.output
-    assert "allreduce" in printed.output
+    printed = good(*command)
+    assert "allreduce" in printed
     (row,) = json.loads(CliRunner().invoke(app, [*command, "--json"]).output)
     assert 0.7 < row["level_80"] < 0.9
     assert len(row["quartiles_80"]) == 4
