@@ -115,6 +115,11 @@ def holds_prompts(question: Question) -> bool:
     return load_engine(question.engine).data_parallel.balance_steps > 0
 
 
+def estimated(plan: fastroof.StepPlan, question: Question) -> serving.ServingEstimate:
+    sizes = (question.isl, question.osl, question.clients, question.budget)
+    return estimate(plan, *sizes, max_num_seqs=question.max_num_seqs)
+
+
 def test_best_answers_what_estimate_does(cases: list[Case]) -> None:
     """Equal to 1e-6: the fixed point of short outputs is found from another side."""
     for (question, *_), plan in cases if len(cases) == EVERY else cases[::3]:
@@ -124,14 +129,7 @@ def test_best_answers_what_estimate_does(cases: list[Case]) -> None:
             "dtype": [question.dtype], "kv_dtype": [question.kv_dtype], "engine": [question.engine],
             "max_num_batched_tokens": [question.budget], "max_num_seqs": question.max_num_seqs,
         }  # fmt: skip
-        got = estimate(
-            plan,
-            question.isl,
-            question.osl,
-            question.clients,
-            question.budget,
-            max_num_seqs=question.max_num_seqs,
-        )
+        got = estimated(plan, question)
         row = best_deployments(spec).answers[0].choices[0].row
         for name in ANSWERS:
             assert row[name] == pytest.approx(getattr(got, name), rel=1e-6), (question, name)
@@ -139,25 +137,10 @@ def test_best_answers_what_estimate_does(cases: list[Case]) -> None:
 
 def test_the_command_line_answers_what_python_does(cases: list[Case]) -> None:
     for (question, *_), plan in cases[:: len(cases) // PRINTED]:
-        load = (
-            "--isl",
-            str(question.isl),
-            "--osl",
-            str(question.osl),
-            "--clients",
-            str(question.clients),
-            "--requests-per-client",
-            "steady",
-        )
+        load = f"--isl {question.isl} --osl {question.osl} --clients {question.clients}".split()
+        load += ["--requests-per-client", "steady"]
         (row,) = printed("serving", "--model", question.model, *options(question), *load)["rows"]
-        got = estimate(
-            plan,
-            question.isl,
-            question.osl,
-            question.clients,
-            question.budget,
-            max_num_seqs=question.max_num_seqs,
-        )
+        got = estimated(plan, question)
         assert [row[name] for name in ANSWERS] == [getattr(got, name) for name in ANSWERS], question
         loop = loop_of(question)
         lengths = [

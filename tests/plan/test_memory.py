@@ -293,8 +293,8 @@ def test_a_model_of_states_alone_runs_in_every_engine(h100, engine):
     assert fit == states == memory.most_running(states)
 
 
-def test_no_stage_holds_fewer_than_the_plan(h100):
-    model = stateful(6, 18)
+def in_eight_stages(h100, model):
+    """Return the plan, and the memory of each stage."""
     plan = compile_plan(
         model, "h100", h100, pp=8, max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
     )
@@ -302,6 +302,11 @@ def test_no_stage_holds_fewer_than_the_plan(h100):
         plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, MemoryUse(64), stage=one.number)
         for one in stages_of(model, 8)
     ]
+    return plan, stages
+
+
+def test_no_stage_holds_fewer_than_the_plan(h100):
+    plan, stages = in_eight_stages(h100, stateful(6, 18))
     # some stages have two linear layers and a full one, others three linear ones and no token's bytes
     assert {part.kv_bytes_per_token for part in stages} == {0, 2 * 8 * 64 * 2}
     assert plan.memory.kv_bytes_per_token == 2 * 8 * 64 * 2
@@ -320,14 +325,7 @@ def test_no_stage_holds_fewer_than_the_plan(h100):
 @pytest.mark.parametrize("vocab", [128_256, 3_000_000])
 def test_states_of_a_stage_with_less_room_count_against_that_room(h100, vocab):
     # one stage alone keeps tokens; the first and the last have embeddings, which leave their states less room
-    model = replace(stateful(1, 23), vocab=vocab)
-    plan = compile_plan(
-        model, "h100", h100, pp=8, max_num_batched_tokens=64, max_num_seqs=8, engine="kernels"
-    )
-    stages = [
-        plan_memory(one.model(model), plan.layout, plan.gpu, plan.execution, MemoryUse(64), stage=one.number)
-        for one in stages_of(model, 8)
-    ]
+    plan, stages = in_eight_stages(h100, replace(stateful(1, 23), vocab=vocab))
     rooms = [part.max_kv_tokens * part.token_bytes for part in stages]
     assert (min(rooms) < 0.8 * max(rooms)) == (vocab == 3_000_000)
     fewest = min(part.max_sequences(1) for part in stages)
