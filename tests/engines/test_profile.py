@@ -220,7 +220,7 @@ def test_a_range_holds_versions_as_packages_order_them(versions, inside, outside
         ("vllm-0.14", ">=0.14,<0.17", ""), ("vllm-0.12", ">=0.11.1,<0.14", ""),
         ("sglang", ">=0.5.23", "0.5.10"), ("sglang-0.5.14", ">=0.5.14,<0.5.15", "0.5.10"),
         ("sglang-0.5.10.post1", ">=0.5.10,<0.5.12", ""), ("trtllm-1.0", ">=1.0.0rc0,<1.1.0rc0", ""),
-        ("trtllm-1.3.0rc5.post1", ">=1.1.0rc0", ""), ("trtllm-1.3.0rc11", ">=1.1.0rc0", "1.3.0rc5.post1"),
+        ("trtllm-1.3.0rc5.post1", ">=1.2", ""), ("trtllm-1.3.0rc11", ">=1.2", "1.3.0rc5.post1"),
         ("kernels", "", ""),
     ],
 )  # fmt: skip
