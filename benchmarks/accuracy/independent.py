@@ -22,7 +22,8 @@ from fastroof.plan import StepPlan
 from fastroof.serving.estimate import estimate
 from fastroof.serving.scenarios import STEADY
 from fastroof.simulation.engine import too_long
-from fastroof.simulation.fleet_run import run_replicas
+from fastroof.simulation.fleet_run import run_pools
+from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.requests import RequestTimes
 from fastroof.tables import Tables
 from fastroof.units import MS_PER_S, US_PER_S
@@ -87,7 +88,7 @@ def predict_open_loop(run: OpenLoopRun, plan: StepPlan) -> dict[tuple[str, str],
     for weight, from_s, trace in run.loads():
         if too_long(trace, settings).any():
             raise TableError(f"{run.row}: {settings.num_gpu_blocks:,} blocks never have room for its longest")
-        times = RequestTimes.of(trace, run_replicas(plan, trace, settings))
+        times = RequestTimes.of(trace, run_pools([EnginePool(plan, settings)], trace))
         seen.append((weight, trace.arrival_s >= from_s, times))
     return {key: _statistic(*key, seen) for key in run.measured_ms}
 
@@ -107,7 +108,7 @@ def predict_bench_run(run: BenchRun, plan: StepPlan) -> SeenRun:
     settings = run.settings(plan, trace)
     if too_long(trace, settings).any():
         raise TableError(f"{run.row}: {settings.num_gpu_blocks:,} blocks never have room for its longest")
-    outcomes = run_replicas(plan, trace, settings)
+    outcomes = run_pools([EnginePool(plan, settings)], trace)
     times = RequestTimes.of(trace, outcomes)
     duration_s = float(outcomes.counters["end_us"]) / US_PER_S
     ttft_ms, tpot_ms = (float(np.nanmean(values)) for values in (times.ttft_ms, times.tpot_ms))

@@ -23,7 +23,8 @@ from fastroof.evidence.predictions import Plans
 from fastroof.evidence.rows import ServingRow
 from fastroof.plan import StepPlan
 from fastroof.simulation import Workload
-from fastroof.simulation.fleet_run import run_replicas
+from fastroof.simulation.fleet_run import run_pools
+from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.requests import RequestTimes
 from fastroof.simulation.settings import EngineSettings
 from fastroof.tables import load_tables
@@ -61,7 +62,7 @@ def simulated_tpot_ms(row: ServingRow, plan: StepPlan) -> float:
         budget = min(math.ceil(row.isl), plan.max_num_batched_tokens)
     seqs = min(row.engine_seqs, plan.max_num_seqs)
     settings = EngineSettings.of_plan(plan, max_num_batched_tokens=budget, max_num_seqs=seqs)
-    times = RequestTimes.of(trace, run_replicas(plan, trace, settings))
+    times = RequestTimes.of(trace, run_pools([EnginePool(plan, settings)], trace))
     return float(np.nanmean(times.tpot_ms))
 
 

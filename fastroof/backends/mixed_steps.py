@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,6 +27,8 @@ BLOCK_TOKENS: Final = 64
 """Their default block_size."""
 
 SIMULATED_REQUESTS: Final = 2000
+
+size_of = partial(whole_number, error=BackendError)
 
 
 def sizes_of(
@@ -149,18 +152,10 @@ def _running(plan: StepPlan, beside: tuple[int, int]) -> tuple[int, int]:
         raise BackendError(
             f"beside must be the decodes that run and their tokens, as (32, 4096), got {beside!r}"
         )
-    decodes, kv_len = (
-        size_of("the decodes of beside", beside[0], 1),
-        size_of("the tokens of beside", beside[1], 1),
-    )
+    decodes, kv_len = map(size_of, ("the decodes of beside", "the tokens of beside"), beside)
     most = min(plan.max_num_seqs, plan.max_num_batched_tokens - 1)
     if decodes > most:
         raise PlanRangeError(
             f"{decodes} decodes with new tokens are more than the {most} that the plan times"
         )
     return decodes, kv_len
-
-
-def size_of(name: str, value: Any, least: int) -> int:
-    """Return a whole number of at least ``least``."""
-    return whole_number(name, value, least, error=BackendError)

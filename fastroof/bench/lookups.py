@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from fastroof.arrays import Floats, Longs
+from fastroof.arrays import Floats
 from fastroof.bench.workload import Baseline, Setup, Workload, stream_lookups
 from fastroof.operators.attention_work import HeadShape
 from fastroof.operators.operator import METHODS
@@ -49,17 +49,14 @@ def lookup_points(tables: Tables, operator: str, count: int, heads: HeadShape | 
     rng = np.random.default_rng(SEED)
     for axis in table.schema.axes:
         measured = table.columns[axis.name][groups[key]]
-        arguments[axis.name] = _log_uniform(rng, int(measured.min()), int(measured.max()), count)
+        low, high = int(measured.min()), int(measured.max())
+        sizes = np.exp(rng.uniform(np.log(low), np.log(high), count))
+        arguments[axis.name] = np.clip(np.round(sizes).astype(np.int64), low, high)
     arguments |= {name: arguments[other] for name, other in table.schema.equal_axes.items()}
     if "q_len" in arguments and "kv_len" in arguments:
         # the tokens attended to include the new ones
         arguments["kv_len"] = np.maximum(arguments["kv_len"], arguments["q_len"])
     return arguments
-
-
-def _log_uniform(rng: np.random.Generator, low: int, high: int, count: int) -> Longs:
-    sizes = np.exp(rng.uniform(np.log(low), np.log(high), count))
-    return np.clip(np.round(sizes).astype(np.int64), low, high)
 
 
 def lookup_workloads(setup: Setup, sources: dict[str, Tables]) -> Iterator[Workload]:

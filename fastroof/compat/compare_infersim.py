@@ -11,7 +11,6 @@ from fastroof.compat.compare_steps import (
     ComparedModel,
     MethodTime,
     Step,
-    infersim_world,
     is_fp8,
 )
 from fastroof.compat.infersim.estimate import ZERO_MFU
@@ -74,7 +73,8 @@ def _row(case: Case, step: Step) -> dict[str, Any]:
         case.hf_config,
         {
             "device": case.plan.gpu.name,
-            "world_size": infersim_world(case.model, case.layout),
+            # ranks of a dense model share nothing
+            "world_size": case.layout.tp * (case.layout.dp if case.model.experts else 1),
             "tp_size": case.layout.tp,
             "num_nodes": 1,
             "max_prefill_tokens": step.new_tokens if step.phase == "prefill" else 1,

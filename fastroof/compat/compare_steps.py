@@ -70,11 +70,6 @@ def gemm_dtype(plan: StepPlan) -> str:
     return ", ".join(sorted(dtypes))
 
 
-def infersim_world(model: ComparedModel, layout: Layout) -> int:
-    """Return the GPUs passed to InferSim: ranks of a dense model share nothing, those of experts do."""
-    return layout.tp * layout.dp if model.experts else layout.tp
-
-
 def obstacles(model: ComparedModel, layout: Layout, dtype: str) -> dict[str, str]:
     """Return why a method cannot represent a case, by method; empty if it can."""
     roofline = ""

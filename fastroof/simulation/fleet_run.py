@@ -50,24 +50,6 @@ def run_engine(
     return run_fleet([pool], trace, time_scale=time_scale)
 
 
-def run_replicas(
-    plan: StepPlan,
-    trace: Trace,
-    settings: EngineSettings,
-    replicas: int = 1,
-    router: str = "round_robin",
-    *,
-    time_scale: float = 1.0,
-    seed: int = 0,
-    threads: int | None = None,
-    prefix_cache: str = GIVEN,
-    tiers: Tiers = NO_TIERS,
-) -> Outcomes:
-    """Serve a trace with replicas of an engine, each with its plan's ranks and front end."""
-    pool = EnginePool(plan, settings, replicas, router, prefix_cache, tiers)
-    return run_pools([pool], trace, time_scale=time_scale, seed=seed, threads=threads)
-
-
 def run_pools(
     pools: Sequence[EnginePool],
     trace: Trace,

@@ -18,7 +18,7 @@ from fastroof.simulation.autoscaling import METRICS, Autoscaler
 from fastroof.simulation.drafts import Drafting
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_run import run_pools
-from fastroof.simulation.kv_tiers import Tiers, block_bytes
+from fastroof.simulation.kv_tiers import NO_TIERS, Tiers, block_bytes
 from fastroof.simulation.pools import POOLED_ROUTINGS, ROUTINGS, EnginePool, Link, takes_us
 from fastroof.simulation.settings import EngineSettings
 from fastroof.traces.prompt_tree import GIVEN, LRU
@@ -381,6 +381,22 @@ def assert_served_alike(made: MadeFleet) -> Counter[str]:
             assert getattr(use, name).tolist() == total, name
         seen["fetched blocks"] += int(use.fetched_blocks.sum())
     return seen
+
+
+def run_replicas(
+    plan: StepPlan,
+    trace: Trace,
+    settings: EngineSettings,
+    replicas: int = 1,
+    router: str = "round_robin",
+    *,
+    prefix_cache: str = GIVEN,
+    tiers: Tiers = NO_TIERS,
+    **options: Any,
+) -> Outcomes:
+    """Serve a trace with replicas of an engine, each with its plan's ranks."""
+    pool = EnginePool(plan, settings, replicas, router, prefix_cache, tiers)
+    return run_pools([pool], trace, **options)
 
 
 def of_requests(naive: fleet.Fleet) -> dict[str, Any]:

@@ -18,8 +18,8 @@ from fastroof.engines import FrontEnd, load_engine
 from fastroof.errors import FastroofError, SimulationError
 from fastroof.simulation import Autoscaler, Simulation, pools
 from fastroof.simulation.engine import Outcomes
-from fastroof.simulation.fleet_run import run_pools, run_replicas
-from tests.reference.made_fleets import a_plan, a_rule, a_workload, naively, prove
+from fastroof.simulation.fleet_run import run_pools
+from tests.reference.made_fleets import a_plan, a_rule, a_workload, naively, prove, run_replicas
 from tests.reference.made_workloads import made_sessions
 from tests.reference.pools import ROUTES
 

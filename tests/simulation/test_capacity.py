@@ -18,11 +18,12 @@ from fastroof.simulation.capacity import Capacity, capacity
 from fastroof.simulation.capacity_search import CapacitySearch, Limits, parsed_limits
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fewest_replicas import fewest_by_hour, fewest_replicas
-from fastroof.simulation.fleet_run import run_engine, run_replicas
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.pools import EnginePool
 from fastroof.simulation.settings import EngineSettings
 from fastroof.simulation.simulation import Simulation
 from fastroof.simulation.steady import steady_run
+from tests.reference.made_fleets import run_replicas
 
 LIMITS = {"ttft_p99_ms": 400.0, "tpot_p99_ms": 30.0}
 

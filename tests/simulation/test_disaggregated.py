@@ -16,9 +16,10 @@ from fastroof.errors import SimulationError
 from fastroof.plan import StepPlan
 from fastroof.serving import DisaggregatedEstimate, estimate_disaggregated
 from fastroof.simulation.engine import Outcomes
-from fastroof.simulation.fleet_run import run_pools, run_replicas
+from fastroof.simulation.fleet_run import run_pools
 from fastroof.simulation.pools import EnginePool, Link, takes_us
 from fastroof.simulation.settings import EngineSettings
+from tests.reference.made_fleets import run_replicas
 
 US_PER_S = 1e6
 

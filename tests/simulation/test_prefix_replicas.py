@@ -16,10 +16,10 @@ import fastroof
 from fastroof import Trace
 from fastroof.errors import SimulationError
 from fastroof.simulation import Fleet, Pool
-from fastroof.simulation.fleet_run import run_engine, run_replicas
+from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.pools import POOLED_ROUTINGS
 from fastroof.simulation.settings import EngineSettings
-from tests.reference.made_fleets import prove
+from tests.reference.made_fleets import prove, run_replicas
 from tests.reference.made_prefixes import made_prefixes
 
 run_lru = partial(run_engine, prefix_cache="lru")

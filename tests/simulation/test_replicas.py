@@ -21,13 +21,12 @@ from fastroof.plan import StepPlan
 from fastroof.simulation import pools
 from fastroof.simulation.engine import Outcomes
 from fastroof.simulation.fleet_arrays import new_fleet
-from fastroof.simulation.fleet_run import run_replicas
 from fastroof.simulation.pools import ROUTINGS
 from fastroof.simulation.requests import mean_step
 from fastroof.simulation.settings import EngineSettings
 from tests.reference import made_fleets
 from tests.reference.fleet import Fleet
-from tests.reference.made_fleets import a_plan, a_workload, made_fleet
+from tests.reference.made_fleets import a_plan, a_workload, made_fleet, run_replicas
 from tests.reference.made_workloads import made_sessions
 from tests.reference.pools import Pool
 from tests.reference.replay import RankStep, Schedule, TimedRequest, replay

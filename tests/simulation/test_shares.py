@@ -15,9 +15,9 @@ from fastroof import StepPlan, Trace
 from fastroof.simulation import Fleet, Pool, simulate
 from fastroof.simulation.autoscaling import Autoscaler
 from fastroof.simulation.engine import Outcomes
-from fastroof.simulation.fleet_run import run_pools, run_replicas
+from fastroof.simulation.fleet_run import run_pools
 from fastroof.simulation.pools import EnginePool
-from tests.reference.made_fleets import prove
+from tests.reference.made_fleets import prove, run_replicas
 from tests.reference.made_workloads import MadeWorkload, made_workload
 
 EACH = 30

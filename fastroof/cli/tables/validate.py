@@ -149,7 +149,9 @@ def _print(checked: _Checked, every: bool) -> None:
             "operator": lambda one: one[1].operator,
             "rows": lambda one: f"{one[1].rows:,}",
             "sizes": lambda one: " x ".join(f"{axis.count} {axis.name}" for axis in one[1].axes),
-            "MFU": lambda one: _mfu_words(one[1]),
+            "MFU": lambda one: (
+                "-" if one[1].mfu_max is None else f"{percent(one[1].mfu_min)} to {percent(one[1].mfu_max)}"
+            ),
             "max TB/s": lambda one: _tb_per_s(one[1].bandwidth_max_bytes_per_s),
             "of": lambda one: _tb_per_s(one[1].bandwidth_limit_bytes_per_s),
             "worst": lambda one: one[1].severity if one[1].findings else "-",
@@ -196,10 +198,6 @@ def _finding_lines(checked: _Checked, every: bool) -> list[str]:
                 f"{severity}: {kind}: {total:,} in {len(found):,} findings, most in {place}: {message}"
             )
     return lines
-
-
-def _mfu_words(report: FileReport) -> str:
-    return "-" if report.mfu_max is None else f"{percent(report.mfu_min)} to {percent(report.mfu_max)}"
 
 
 def _tb_per_s(bytes_per_s: float | None) -> str:
