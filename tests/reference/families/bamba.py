@@ -19,7 +19,7 @@ from tests.reference.checkpoints import (
 # z, x, B, C and time steps; convolution; A, D and the bias of time steps; gated norm; projection; norm
 MAMBA: Shapes = [(2 * 128 + 2 * 32 + 8, H), (192, 4), (192,), (8,), (8,), (8,), (128,), (H, 128), (H,)]
 # z, x, B, C and time steps; convolution; A, D and the bias of time steps; projection
-MAMBA_BESIDE: Shapes = [(2 * 128 + 2 * 2 * 32 + 8, H), (256, 4), (256,), (8,), (8,), (8,), (H, 128)]
+FALCON_MAMBA: Shapes = [(2 * 128 + 2 * 2 * 32 + 8, H), (256, 4), (256,), (8,), (8,), (8,), (H, 128)]
 SIZES = {"mamba_n_heads": 8, "mamba_d_head": "auto", "mamba_d_state": 32, "mamba_expand": 2}
 FALCON = {"mamba_d_ssm": 128, "mamba_n_heads": 8, "mamba_d_state": 32, "mamba_n_groups": 2}
 LAYERS = ["mamba", "mamba", "attention", "mamba"]
@@ -41,12 +41,12 @@ CASES: dict[str, Case] = {
     "falcon_h1": (
         config("falcon_h1", **FALCON, mamba_d_head=16),
         [("attention and mamba", 4)],
-        4 * (ATTENTION + MAMBA_BESIDE + DENSE),
+        4 * (ATTENTION + FALCON_MAMBA + DENSE),
     ),
     "falcon_h1 with norms": (
         config("falcon_h1", **FALCON, mamba_rms_norm=True),
         [("attention and mamba", 4)],
-        4 * (ATTENTION + MAMBA_BESIDE + [(128,)] + DENSE),
+        4 * (ATTENTION + FALCON_MAMBA + [(128,)] + DENSE),
     ),
     "granite": (config("granite"), [("dense", 4)], 4 * (ATTENTION + DENSE)),
     "granitemoe": (
