@@ -220,9 +220,7 @@ class CompressedAttention:
             )
         check_sizes(self.widths, *self.widths._fields)
         if (self.ratio == _NO_ENTRIES) != (self.window is not None):
-            raise ModelError(
-                "a layer of compress_ratio 0 has only a window; other layers attend to all tokens"
-            )
+            raise ModelError("a layer of compress_ratio 0 has only a window; others attend to all tokens")
 
     @property
     def attended(self) -> int:

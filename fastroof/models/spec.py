@@ -220,6 +220,8 @@ class ModelSpec:
 
         def without(kind: LayerKind) -> LayerKind:
             attention: Any = kind.attention
+            if isinstance(getattr(type(attention), "window", None), property) and attention.window:
+                raise ModelError(f"{self.name} has layers with only a window")
             return replace(kind, attention=replace(attention, window=None)) if attention.window else kind
 
         return replace(self, layers=tuple(replace(g, kind=without(g.kind)) for g in self.layers))

@@ -529,7 +529,7 @@ def test_bad_requests_give_codes(tables: v2.RooflineV2Tables) -> None:
         ({"bytes_per_param": float("nan")}, {}, 1, ModelError, "bytes_per_param must be .* above 0, got nan"),
         ({"num_key_value_heads": -8}, {}, 1, ModelError, "num_key_value_heads must be .* got -8"),
         ({"num_experts": 128}, {}, 1, ModelError, "num_experts is 128: roofline V2 has no experts"),
-        ({"n_routed_experts": 256}, {}, 1, ModelError, "n_routed_experts is 256: .* have no experts"),
+        ({"n_routed_experts": 256}, {}, 1, ModelError, "n_routed_experts is 256: roofline V2 has no experts"),
         ({"num_attention_heads": 33}, {}, 1, ModelError, "must be a multiple of .* got 4096 and 33"),
         ([], {}, 1, ModelError, r"model_config must be a dict, got \[\]"),
         ({"": 0}, None, 1, GpuError, "hardware must be a dict, got None"),

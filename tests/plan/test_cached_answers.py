@@ -181,17 +181,14 @@ def test_tables_next_to_a_linked_gpu_toml_are_seen(shell: Shell) -> None:
     text = (bench_data_root() / "h100" / "gpu.toml").read_text("utf-8")
     for name, bandwidth in (("one.toml", "3.35"), ("two.toml", "3.05")):
         (shell.folder / "cards").mkdir(exist_ok=True)
-        (shell.folder / "cards" / name).write_text(
-            text.replace("num_sms = 132", "num_sms = 130").replace(
-                "tb_per_s = 3.35", f"tb_per_s = {bandwidth}"
-            )
-        )
+        card = text.replace("num_sms = 132", "num_sms = 130").replace("= 3.35", f"= {bandwidth}")
+        (shell.folder / "cards" / name).write_text(card)
     link = shell.folder / "mine" / "gpu.toml"
     own_source(link.parent / "measured", whole=True)
     link.symlink_to("../cards/one.toml")
     words = ("--model", "llama-3.1-8b", "--gpu", str(link))
     before = shell.run(*words)
-    assert shell.num_cached() == 1
+    assert shell.num_cached() == 0  # it is modelled in part, with a warning
     own_source(link.parent / "measured", 2.0, whole=True)
     cached, fresh = shell.answers(*words)
     assert cached == fresh
@@ -279,8 +276,8 @@ def own_tree(shell: Shell) -> Sequence[str]:
 
 def own_gpu(shell: Shell) -> Sequence[str]:
     own_source(shell.folder / "mine" / "measured", whole=True)
-    text = (bench_data_root() / "h100" / "gpu.toml").read_text("utf-8")
-    (shell.folder / "mine" / "gpu.toml").write_text(text.replace("num_sms = 132", "num_sms = 130"))
+    # its plan is kept, for the card is the shipped one: others are modelled in part, with a warning
+    shutil.copy(bench_data_root() / "h100" / "gpu.toml", shell.folder / "mine" / "gpu.toml")
     return ("--model", "llama-3.1-8b", "--gpu", "mine")
 
 
