@@ -110,7 +110,7 @@ def is_equal(run: Run) -> bool:
 
 
 def runs() -> list[Run]:
-    """Open loops, scarce blocks, chunks, spaced prompts, equal prefixes and sessions."""
+    """Open loops, scarce blocks, chunks, spaced prompts, equal prefixes, sessions and pipeline stages."""
     load, tree, agents = open_loop(), equal_prefixes(), sessions()
     cached = {"enable_prefix_caching": True}
     scarce = {"num_gpu_blocks_override": 2501}

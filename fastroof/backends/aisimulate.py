@@ -77,7 +77,7 @@ def write_fpm(
     Parameters
     ----------
     plan : StepPlan
-        What to tabulate; its engine says what is added to the kernels.
+        What to tabulate; its engine determines what is added to the kernels.
     path : str or Path
         The table, a .parquet; the record is next to it as .metadata.json, the configuration as .yaml.
     backend_version : str, optional

@@ -11,6 +11,7 @@ from fastroof.arrays import Floats, Longs
 from fastroof.backends.plan_facts import check_decodes_alone
 from fastroof.checks import is_number, shown, whole_number
 from fastroof.errors import BackendError, PlanRangeError
+from fastroof.plan.start import check_room
 from fastroof.run import StepBatch
 from fastroof.simulation.fleet_run import run_engine
 from fastroof.simulation.settings import EngineSettings
@@ -73,12 +74,13 @@ def added_us(
     starts = np.repeat(np.cumsum(counts) - counts, decodes)
     new, before = np.insert(new_tokens, starts, 1), np.insert(context_len, starts, kv_len - 1)
     together_us = plan.step_us(StepBatch(new, before, np.r_[0, np.cumsum(counts + decodes)]))
-    # a jagged kernel may be faster for more rows; the program's times do not fall below nothing
+    # a jagged kernel may be faster for more rows; the program's times are never below 0
     return np.maximum(together_us - plan.decode_us(decodes, kv_len), 0.0)
 
 
 def settings_of(plan: StepPlan, max_batch_size: int = MAX_BATCH_SIZE) -> EngineSettings:
     """Return fastroof's engine as the programs': synchronous, with their blocks."""
+    check_room(plan, plan.memory, max_batch_size, BackendError)
     return EngineSettings(
         num_gpu_blocks=plan.memory.tokens_beside_states(max_batch_size) // BLOCK_TOKENS,
         block_size=BLOCK_TOKENS,

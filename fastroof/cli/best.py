@@ -17,7 +17,7 @@ from fastroof.cli.best_answer import (
     print_saved,
 )
 from fastroof.cli.fleet_options import ROUTER
-from fastroof.cli.named_plans import DRAFTS
+from fastroof.cli.named_plans import DRAFTS, read_plan
 from fastroof.cli.option_groups import ENGINE_FACTS
 from fastroof.cli.options import GPU_NAMES, LIMITS_MS, Json, flag_of, limited_percentile, option
 from fastroof.cli.output import duration, print_json, print_line
@@ -470,13 +470,10 @@ def _speculation(given: GroupValues) -> dict[str, Any] | None:
     if given["num_draft_tokens"] is None or given["accepted"] is None:
         raise SweepError("draft tokens need --num-draft-tokens and --accepted")
     table = {**given, "accepted": parse_accepted("--accepted", given["accepted"])}
-    name, *pairs = (table.pop("draft") or "none").split(",")
-    for pair in pairs:
-        word, _, value = pair.partition("=")
-        if word not in ("tp", "dtype") or (word == "tp" and not value.isdecimal()):
-            raise SweepError(f"--draft is MODEL[,tp=1,dtype=bf16], got {pair!r}")
-        table[f"draft_{word}"] = int(value) if word == "tp" else value
-    return {**table, "draft": name}
+    draft, name, gpu, own = read_plan(text := table.pop("draft") or "none")
+    if name or gpu or not own.keys() <= {"tp", "dtype"}:
+        raise SweepError(f"--draft is MODEL[,tp=1,dtype=bf16], got {text!r}")
+    return {**table, "draft": draft, **{f"draft_{word}": value for word, value in own.items()}}
 
 
 def _check_question(

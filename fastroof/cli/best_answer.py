@@ -215,8 +215,9 @@ def _lost_words(lost: Sequence[tuple[str, int]], candidates: int) -> str:
     from fastroof.sweep.deployments.kind import INFEASIBLE
 
     of = "; ".join(f"{INFEASIBLE.get(reason, reason)} ({count:,})" for reason, count in lost)
+    of = of or "simulated requests break a limit, or come faster than they are served"
     counted = f"none of {candidates:,} candidates (deployments at a load) qualifies:"
-    is_too_long = {reason for reason, _ in lost} <= {"context", "layout", "tp"}
+    is_too_long = lost and {reason for reason, _ in lost} <= {"context", "layout", "tp"}
     may_help = "Shorter requests or another model" if is_too_long else "Looser limits, less load or more GPUs"
     return f"{counted} {of}. {may_help} may help"
 

@@ -60,7 +60,7 @@ def named_plans(
     measured: dict[str | None, Any] = {}
     plans: dict[str, StepPlan] = {}
     for text in texts:
-        model, name, of_gpu, options = _read(text)
+        model, name, of_gpu, options = read_plan(text)
         of_gpu = of_gpu or gpu
         if of_gpu not in measured:
             measured[of_gpu] = gpu_and_tables(of_gpu, tables, source)
@@ -78,7 +78,8 @@ def plans_words(plans: Mapping[str, StepPlan]) -> str:
     return ", ".join(f"{name} (engine {plan.engine})" for name, plan in plans.items())
 
 
-def _read(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
+def read_plan(text: str) -> tuple[str, str | None, str | None, dict[str, Any]]:
+    """Read MODEL[,KEY=VALUE,...]: the model, its name, GPU and other options."""
     model, *pairs = text.split(",")
     options: dict[str, Any] = {}
     for pair in pairs:

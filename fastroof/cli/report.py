@@ -16,8 +16,8 @@ Examples:
   fastroof sweep my.toml -o results.parquet
   fastroof report results.parquet -o report.html
 
-The page works without a network, and filters and selections are in its address. PNG and SVG of its
-charts: fastroof plot pareto and curves.
+The page works without a network, and filters and selections are in its address. fastroof plot pareto
+draws its Pareto fronts as PNG or SVG.
 """
 
 

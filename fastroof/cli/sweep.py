@@ -428,4 +428,4 @@ def _say_how_to_resume(folder: Path) -> None:
         return
     again = (word for word in sys.argv[1:] if word not in ("--resume", "--restart"))
     words = shlex.join(["fastroof", *again, "--resume"])
-    typer.echo(f"interrupted; what is done is kept in {folder}. To continue: {words}", err=True)
+    typer.echo(f"interrupted; finished parts are stored in {folder}. To continue: {words}", err=True)

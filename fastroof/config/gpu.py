@@ -262,7 +262,7 @@ def gpu_names() -> list[str]:
 
 def is_shipped(gpu: GpuSpec) -> bool:
     """Return whether a specification is that of the GPU of its name, not of your own card."""
-    return gpu_named(gpu.name) == gpu
+    return is_file(bench_data_root() / gpu.name / GPU_FILE) and _shipped(gpu.name) == gpu
 
 
 def load_gpu(name_or_path: str | Path | Mapping[str, Any] | GpuSpec) -> GpuSpec:

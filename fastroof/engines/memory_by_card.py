@@ -113,10 +113,8 @@ class KvFormat(CardRule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        given = self.head_dims
-        if not isinstance(given, list | tuple) or not all(map(is_whole_number, given)):
-            raise PlanError(f"head_dims must be a list of whole numbers, got {shown(given)}")
-        object.__setattr__(self, "head_dims", tuple(given))
+        if not isinstance(self.head_dims, tuple) or not all(map(is_whole_number, self.head_dims)):
+            raise PlanError(f"head_dims must be a list of whole numbers, got {shown(self.head_dims)}")
 
 
 @dataclass(frozen=True)

@@ -297,7 +297,7 @@ def _of_launch(path: Path, launch: _Launch) -> EngineFile:
 
 
 def _at(node: Any, place: Place) -> Any:
-    """Return the value at a place, None if there is none; text under a key that ends in .yaml is parsed."""
+    """Return the value at a place, None if missing; text under a key that ends in .yaml is parsed."""
     for before, key in zip(("", *place), place, strict=False):
         if isinstance(node, str) and str(before).endswith(".yaml"):
             node = parse_yaml(node, f"a ConfigMap's {before}", TableError)[:1]

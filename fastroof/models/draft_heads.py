@@ -16,7 +16,7 @@ from fastroof.models.layers import LayerGroup, LayerKind
 from fastroof.models.layout import Layout
 from fastroof.models.spec import ModelSpec
 from fastroof.operators.calls import Call, Elementwise, Gemm
-from fastroof.units import ACTIVATION_BYTES, DTYPE_BYTES
+from fastroof.units import ACTIVATION_BYTES
 
 EAGLE3, DFLASH, DSPARK = "eagle3", "dflash", "dspark"
 
@@ -41,7 +41,7 @@ class Passes(NamedTuple):
     """Passes of a draft around one step: the first over the step's tokens, then later ones.
 
     ``first`` and ``later`` are the tokens of each request, of which the heads take logits; a draft without
-    a first pass has 0. ``steps`` counts one first pass, also if there is none, and the later ones.
+    a first pass has 0. ``steps`` counts one first pass, even if missing, and the later ones.
     """
 
     steps: int
@@ -103,7 +103,8 @@ class HeadLayer(LayerKind):
         if self.method != EAGLE3:
             # copied apart, keys normed and rotated, then written layer by layer
             width, kernels = self._context_width(layout), 3 + self.num_layers
-            moved = width * (5.0 * ACTIVATION_BYTES + DTYPE_BYTES[execution.kv_dtype]) / kernels
+            written = self.num_layers * self.attention.kv_bytes_per_token(layout, execution.kv_dtype)
+            moved = (width * 5.0 * ACTIVATION_BYTES + written) / kernels
             before += [
                 Elementwise("mtp_norms", "context rmsnorm", 1, 2.0 * row_bytes),
                 Gemm("qkv", "context keys and values", 1, width, hidden, "bf16"),
@@ -191,7 +192,7 @@ class HeadFields(NamedTuple):
         """Rows of the head's own vocabulary."""
         return self.head.size_or("draft_vocab_size", self.layers.size("vocab_size"))
 
-    def groups(self, kinds: list[LayerKind]) -> tuple[LayerGroup, ...]:
+    def kinds(self, kinds: list[LayerKind]) -> list[LayerKind]:
         """Return the layers of a head from those of its file."""
         first, head = kinds[0], self.head
         if not isinstance(first.attention, GroupedQueryAttention) or first.mlp.has_experts:
@@ -218,5 +219,4 @@ class HeadFields(NamedTuple):
             markov_rank=rank,
             anchors=self.method == DSPARK and head.flag("sample_from_anchor", default=not is_saved),
         )
-        others = (LayerGroup(first, len(kinds) - 1),) if len(kinds) > 1 else ()
-        return (LayerGroup(layer, 1), *others)
+        return [layer, *kinds[1:]]

@@ -139,7 +139,7 @@ def _parse(
     if unread:
         raise UnsupportedModelError(f"{where} has no plan yet: {'; '.join(unread)}")
     kinds = _layer_kinds(fields, family)
-    groups = tuple(LayerGroup(kind, count) for kind, count in Counter(kinds).items())
+    kinds = kinds if head is None else head.kinds(kinds)
     unquantised = ModelSpec(
         name=name or fields.text("_name_or_path") or architecture,
         architecture=architecture,
@@ -148,7 +148,7 @@ def _parse(
         tie_embeddings=fields.flag("tie_word_embeddings", default=family.tie_embeddings),
         max_position=longest_context(fields, family.name),
         torch_dtype=_torch_dtype(fields),
-        layers=groups if head is None else head.groups(kinds),
+        layers=tuple(LayerGroup(kind, count) for kind, count in Counter(kinds).items()),
         vision=vision_encoder(wrapper),
     )
     stored = quantised(

@@ -376,10 +376,8 @@ def _settings(
     checkpoint = published_checkpoint(model, plan.dtype)
     context, seqs, tokens = limits
     memory, layout = plan.profile.memory, plan.layout
-    if isinstance(args.draft, StepPlan):
-        draft, method = args.draft.model.name, method_of(args.draft.model)
-    else:
-        draft, method = draft_to_serve(args.draft or "")
+    own = args.draft if isinstance(args.draft, StepPlan) else None
+    draft, method = (own.model.name, method_of(own.model)) if own else draft_to_serve(str(args.draft or ""))
     return LaunchSettings(
         model=served_name(checkpoint.name),
         tp=layout.tp,
@@ -399,6 +397,7 @@ def _settings(
         num_draft_tokens=args.num_draft_tokens,
         draft=draft,
         draft_method=method,
+        draft_tp=own.layout.tp if own else 0,
         balance_steps=plan.profile.data_parallel.balance_steps,
         pauses=plan.profile.scheduling.pauses_on,
         kv_cache_bytes=round(memory.cache_gib * GIB),

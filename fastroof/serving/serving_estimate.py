@@ -32,7 +32,7 @@ class ServingEstimate(ArrowResult):
     effective_concurrency : float or ndarray of float64
         Number of requests that run concurrently.
     decode_step_us, mixed_step_us : float or ndarray of float64
-        Mean decode-only step, and mean mixed step (decodes and prompts), us; 0 if there is none. With
+        Mean decode-only step, and mean mixed step (decodes and prompts), us; 0 without any. With
         speculative decoding they include the draft.
     mixed_share : float or ndarray of float64
         Share of the steps that contain prompts, as a decoding request sees them. If prompts run first, a
@@ -66,8 +66,8 @@ class ServingEstimate(ArrowResult):
     tokens_per_s_per_gpu: Any = answer("tokens/s", "output tokens of all clients, over GPUs")
     wait_ms: Any = answer("ms", "share of ttft_ms that a request waits to be admitted", 0)
     effective_concurrency: Any = answer("", "requests that run concurrently")
-    decode_step_us: Any = answer("us", "mean decode-only step; 0 if there is none", 0)
-    mixed_step_us: Any = answer("us", "mean mixed step (decodes and prompts); 0 if there is none", 0)
+    decode_step_us: Any = answer("us", "mean decode-only step; 0 without any", 0)
+    mixed_step_us: Any = answer("us", "mean mixed step (decodes and prompts); 0 without any", 0)
     mixed_share: Any = answer("", "share of the steps that contain prompts", 0)
     decodes: Any = answer("", "requests that decode in a step; 0 if osl is 1", 0)
     prefill_tokens: Any = answer("tokens", "prompt tokens in a step with prompts; 0 if none has any", 0)

@@ -58,7 +58,7 @@ def mean_rate(trace: Trace) -> float:
 
 
 def at_load(trace: Trace, rate: float | None = None, clients: int | None = None) -> Trace:
-    """Return a trace at a rate, of sessions if it has some, or from clients of a closed loop; or as it is."""
+    """Return a trace at a rate, of sessions if it has some, from clients of a closed loop, or unchanged."""
     if rate is not None and clients is not None:
         raise TraceError(f"give a rate or clients, got {shown(rate)} and {shown(clients)}")
     if clients is not None:

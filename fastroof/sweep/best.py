@@ -145,14 +145,15 @@ def best_deployments(
         tables_by_gpu = load_tables_by_gpu(DeploymentSweep(loaded))
     why_mean = "" if percentile is None else why_mean_of(loaded, percentile, replay)
     search: PercentileSearch | None = None
+    bounds = [narrowed] if replay is None else replay.bounds(narrowed)
+    by_model, skipped = evaluate(bounds, tables_by_gpu, threads, progress)
     if replay is not None:
-        replay.check(percentile, why_mean)
+        # without deployments there are no default limits either
+        replay.check(percentile, why_mean if any(one.rows for one in by_model.values()) else "")
         assert percentile is not None
         search = ReplaySearch(loaded, tables_by_gpu, percentile, replay, threads, progress)
     elif percentile is not None and not why_mean:
         search = PercentileSearch(loaded, tables_by_gpu, percentile, requests, seed, threads, progress)
-    bounds = [narrowed] if replay is None else replay.bounds(narrowed)
-    by_model, skipped = evaluate(bounds, tables_by_gpu, threads, progress)
     objective = OBJECTIVE_COLUMNS.get(loaded.objective, loaded.objective)
     answers = []
     for model, evaluated in by_model.items():

@@ -68,10 +68,16 @@ class Setting(NamedTuple):
     prefill_workers: int = 0
 
 
-def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, float]:
-    """Return the spec's limits on times as limits on a percentile, named as capacities name them."""
+def checked_percentile(percentile: Any) -> float:
+    """Return a percentile; raise if it is not one."""
     if isinstance(percentile, bool) or not isinstance(percentile, int | float) or not 0 < percentile <= 100:
         raise SweepError(f"percentile must be a number above 0 and up to 100, got {shown(percentile)}")
+    return percentile
+
+
+def percentile_limits(spec: DeploymentSpec, percentile: float) -> dict[str, float]:
+    """Return the spec's limits on times as limits on a percentile, named as capacities name them."""
+    checked_percentile(percentile)
     constraints = spec.constraints.model_dump()
     return {
         limit_name(name, percentile): constraints[name] for name in LIMITED if constraints[name] is not None

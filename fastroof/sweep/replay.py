@@ -17,7 +17,7 @@ from fastroof.models import load_model
 from fastroof.models.execution import AUTO as ANY_ROUTING
 from fastroof.sweep.deployments import DeploymentSpec
 from fastroof.sweep.kinds import load_deployment_spec
-from fastroof.sweep.percentile_capacity import PercentileCapacity, Setting
+from fastroof.sweep.percentile_capacity import PercentileCapacity, Setting, checked_percentile
 from fastroof.sweep.percentile_search import LEAST_KINDS, Leader, PercentileSearch, row_at
 
 if TYPE_CHECKING:
@@ -96,8 +96,8 @@ class Replay:
         """Return a percentile of the tokens of prompts, or their mean."""
         import numpy as np
 
-        prompts = self.trace.input_tokens
-        return round(float(prompts.mean() if percentile is None else np.percentile(prompts, percentile)))
+        prompts, at = self.trace.input_tokens, None if percentile is None else checked_percentile(percentile)
+        return round(float(prompts.mean() if at is None else np.percentile(prompts, at)))
 
     @cached_property
     def most_hits(self) -> float:

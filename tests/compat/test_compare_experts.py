@@ -167,7 +167,7 @@ def test_the_tree_holds_the_measured_experts(h100: fastroof.Tables) -> None:
     mfu = 6.0 * 512 * 8 * 2048 * 768 / 8 / (us * 1e-6 * h100.gpu.peak("bf16"))
     for phase in ("decode", "prefill"):
         up, down = infersim.grouped_gemm_mfu(
-            case.infersim, "h100", phase, num_gpus=8, tokens_per_gpu=64, strict=True, **layer
+            case.infersim, "h100", phase, num_gpus=8, tokens_per_gpu=64, **layer
         )
         assert up == down == round(mfu, 3)
 

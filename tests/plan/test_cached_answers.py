@@ -276,7 +276,7 @@ def own_tree(shell: Shell) -> Sequence[str]:
 
 def own_gpu(shell: Shell) -> Sequence[str]:
     own_source(shell.folder / "mine" / "measured", whole=True)
-    # its plan is kept, for the card is the shipped one: others are modelled in part, with a warning
+    # its plan is cached, for the card is the shipped one: others are modelled in part, with a warning
     shutil.copy(bench_data_root() / "h100" / "gpu.toml", shell.folder / "mine" / "gpu.toml")
     return ("--model", "llama-3.1-8b", "--gpu", "mine")
 

@@ -264,7 +264,7 @@ def test_a_block_does_the_work_of_its_layer(shared_plan, role, operator, weights
         ({"tp": 4, "kv_dtype": "nvfp4", "allow_modelled": True}, "is for keys and values of heads"),
     ],
 )
-def test_what_of_v41_is_not_modelled_is_refused(options, message):
+def test_unmodelled_parts_of_v41_are_refused(options, message):
     with pytest.raises(FastroofError, match=message):
         compile_plan(V41, "b200", **options)
 

@@ -14,6 +14,7 @@ from fastroof.compiled import mean_steps, steps, verification
 from fastroof.errors import ModelError, PlanError
 from fastroof.evidence.speculative_flags import DraftFlags, draft_flags, split_drafts
 from fastroof.models import load_model
+from fastroof.models.draft_heads import method_of
 from fastroof.plan.speculation import speculated
 from fastroof.serving import estimate
 from fastroof.simulation.drafts import Drafting
@@ -30,6 +31,7 @@ _LLAMA = {
     "model_type": "llama", "intermediate_size": 14336, "num_hidden_layers": 1, **_HEADS,
     "max_position_embeddings": 131072, "vocab_size": 128256,
 }  # fmt: skip
+_KV_DTYPES = ("int8_per_token_head", "bf16")
 FILES = {
     # as vllm-project/speculators writes it: three hidden states, 32,000 tokens
     "eagle3": {
@@ -95,6 +97,22 @@ def test_a_draft_head_runs_its_passes(case, h100):
     at = int(plan.arena[steps.TOKENS_AT])
     assert found.arena[at] == plan.arena[at]
     assert (found.arena[at + 1 : at + 8193] > plan.arena[at + 1 : at + 8193]).all()
+
+
+def test_a_quantised_draft_head_has_its_method_and_any_cache(tmp_path, h100):
+    block_scales = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**_QWEN3, "quantization_config": block_scales}), encoding="utf-8")
+    assert method_of(load_model(str(path))) == "dflash"
+    plans = [compile_plan(str(path), "h100", h100, engine="vllm", kv_dtype=kv) for kv in _KV_DTYPES]
+    assert plans[0].decode_us(8, 3000) < plans[1].decode_us(8, 3000)
+
+
+def test_fit_starts_a_draft_head_on_its_own_gpus(case, h100):
+    _, plan, path, _ = case
+    head = compile_plan(path, "h100", h100, tp=2, engine="vllm")
+    found = fastroof.serving.fit(plan.model.name, "h100", tp=4, num_draft_tokens=K, draft=head)
+    assert '"draft_tensor_parallel_size": 2' in found.command.shell()
 
 
 def test_a_draft_head_takes_its_weights_and_cache(case, h100):

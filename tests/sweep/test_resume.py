@@ -251,7 +251,7 @@ def test_ctrl_c_prints_how_to_go_on(tmp_path: Path, whole: Any) -> None:
     running.send_signal(signal.SIGINT)
     _, out = running.communicate(timeout=60)
     assert running.returncode == 130
-    assert "interrupted; what is done is kept in .r.parquet.parts. To continue: fastroof sweep " in out
+    assert "interrupted; finished parts are stored in .r.parquet.parts. To continue: fastroof sweep " in out
     assert out.rstrip().endswith("-o r.parquet --resume")
     assert sorted(path.name for path in tmp_path.iterdir()) == [".r.parquet.parts", "spec.toml"]
     again = child(tmp_path, "--resume")

@@ -52,7 +52,7 @@ class PlanFile(NamedTuple):
 
 
 def description(plan: StepPlan, name: str) -> dict[str, Any]:
-    """What a plan file says: its name, ``plan.describe()``, the model's ids, host times, and plan_facts."""
+    """What a plan file holds: its name, ``plan.describe()``, the model's ids, host times, and plan_facts."""
     times_us = zip(("request", "token", "server"), plan.profile.front_end.times_us, strict=True)
     return {
         "name": name,

@@ -63,7 +63,7 @@ NO_TERMS: Final = dict.fromkeys(
 
 
 def installed_vidur() -> str:
-    """Say which vidur Python imports. Trees have no ``__init__.py``: any package of that name hides them."""
+    """Name the vidur that is imported. Trees have no ``__init__.py``: any package of that name hides them."""
     spec = find_spec("vidur")
     if spec is None or not spec.submodule_search_locations:
         return "no vidur is installed"

@@ -1,12 +1,12 @@
 """vLLM without a GPU: its own API server, scheduler and KV cache, with steps that take a plan's time.
 
-The command that starts the engine stays as it is; one environment variable replaces the GPU::
+The command that starts the engine is unchanged; one environment variable replaces the GPU::
 
     FASTROOF_GPU=h100 vllm serve Qwen/Qwen3-8B --tensor-parallel-size 2
 
-The plan follows vLLM's model, tp, ep, KV-cache dtype and limits. ``FASTROOF_PLAN`` sets the dtype of weights
-if ``--quantization`` changes it. Answers are dummy tokens up to
-``max_tokens``, at the predicted times, so that a router, a gateway or an autoscaler can be load-tested.
+The plan follows vLLM's model, tp, pp, ep, KV-cache dtype and limits. ``FASTROOF_PLAN`` sets the dtype of
+weights if ``--quantization`` changes it. Answers are dummy tokens up to ``max_tokens``, at the predicted
+times, so that a router, a gateway or an autoscaler can be load-tested.
 Without ``FASTROOF_GPU`` vLLM runs unchanged.
 
 Read and run with vLLM 0.33.0 (Apache-2.0): vllm/v1/executor/abstract.py, vllm/v1/engine/core.py,

@@ -40,7 +40,7 @@ Examples:
 For AISimulate: llama.yaml names the engine that takes the table, and may be given traffic. AISimulate adds
 the time of prompts to that of decodes, as Dynamo's mocker does: --rate and --beside are as of export npz.
 It ships some models' config.json, by name (--model-name), and downloads others'. `fastroof validate --steps`
-reads the table back.
+reads a table of vLLM back.
 """
 
 
@@ -54,7 +54,7 @@ SIZES: Final[Group] = {
         int, "Maximum tokens that all decodes of a step attend to.  [default: any batch's]", min=2
     ),
     "max_batch_size": option(
-        int, "Maximum decodes in a step, the mocker's max_num_seqs.  [default: 256]", min=1
+        int, "Maximum decodes in a step, the program's max_num_seqs.  [default: 256]", min=1
     ),
     "points": option(int, "Grid points for each doubling of tokens.  [default: 24]", min=1),
 }
@@ -106,9 +106,7 @@ def _given(sizes: GroupValues) -> GroupValues:
 def fpm(
     *,
     plan: PlanArgument,
-    output: Annotated[
-        Path, typer.Option("--output", "-o", help="File to write (.parquet).", show_default=False)
-    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="A .parquet to write.", show_default=False)],
     sizes: GroupValues,
     running: GroupValues,
     backend_version: Annotated[
@@ -125,15 +123,16 @@ def fpm(
     [(name, compiled)] = named_plans([plan], **measured).items()
     sizes = _given(sizes)
     beside = _decodes(compiled, sizes, **running)
-    sizes.pop("prompt_len", None)
+    if sizes.pop("prompt_len", None) and running["rate"] is None:
+        raise BackendError("--isl is for --rate, which also needs --osl")
+    batch = sizes["max_batch_size"]
     rows = write_fpm(
         compiled, output, backend_version=backend_version, model=model_name, **sizes, beside=beside
     )
-    typer.echo(
-        f"wrote {output}: {plans_words({name: compiled})}, {rows:,} steps of up to "
-        f"{sizes['max_batch_size']:,} requests"
-    )
+    typer.echo(f"wrote {output}: {plans_words({name: compiled})}, {rows:,} steps of up to {batch:,} requests")
     typer.echo(f"run aisimulate predict -c {output.with_suffix('.yaml')}")
+    if not compiled.memory.tokens_beside_states(batch):
+        warn(f"{name} leaves no room for KV cache on a GPU: AISimulate cannot know; use a larger tp")
 
 
 @taking(sizes=SIZES, running=RUNNING, measured=PLAN_TABLES)

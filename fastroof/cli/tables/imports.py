@@ -94,7 +94,7 @@ def aiconfigurator(
     chosen = system_of(gpu)
     if backend is None:
         if version:
-            raise TableError("--version goes with --backend: without one all there is is converted")
+            raise TableError("--version goes with --backend: without it everything is converted")
         folder = _import_all(SYSTEMS[chosen], output, root)
     else:
         from fastroof.config.paths import user_tables_root
@@ -140,14 +140,9 @@ PLACE: Final[Group] = {
         Path, "Folder to write <gpu>/<program>/ to. [default: the user's tables]", None, "--output", "-o"
     ),
     "gpu": option(str, "GPU, if the folder has several or names none.", None, *GPU_NAMES),
-}
-"""Where converted tables go, and of which GPU they are."""
-
-ROWS: Final[Group] = {
-    "dtype": option(str, "dtype of rows measured in float16: bf16 or fp16.", default="bf16"),
     "overwrite": option(bool, "Replace an existing source.", None, "--overwrite", default=False),
 }
-"""How converted tables are written."""
+"""Where converted tables go, and of which GPU they are."""
 
 
 def print_source(folder: Path) -> None:
@@ -175,7 +170,7 @@ Example:
 """
 
 
-@taking(place=PLACE, rows=ROWS)
+@taking(place=PLACE)
 def llmservingsim(
     *,
     folder: Annotated[
@@ -187,12 +182,11 @@ def llmservingsim(
         str | None,
         typer.Option(help="Preset or config.json of the profiled model, if the folders name no preset."),
     ] = None,
-    rows: GroupValues,
 ) -> None:
     """Convert profiles that LLMServingSim measured."""
     from fastroof.load.simulator_profiles.llmservingsim import convert_llmservingsim
 
-    print_source(convert_llmservingsim(folder, **place, model=model, **rows))
+    print_source(convert_llmservingsim(folder, **place, model=model))
 
 
 VIDUR_EPILOG: Final = """\b
@@ -202,7 +196,7 @@ Example:
 """
 
 
-@taking(place=PLACE, rows=ROWS)
+@taking(place=PLACE)
 def vidur(
     *,
     folder: Annotated[
@@ -212,9 +206,9 @@ def vidur(
     topology: Annotated[
         str | None, typer.Option(help="Folder below network whose all-reduces to convert: a100_dgx.")
     ] = None,
-    rows: GroupValues,
+    dtype: Annotated[str, typer.Option(help="dtype of rows measured in float16: bf16 or fp16.")] = "bf16",
 ) -> None:
     """Convert profiles that Vidur measured."""
     from fastroof.load.simulator_profiles.vidur import convert_vidur
 
-    print_source(convert_vidur(folder, **place, topology=topology, **rows))
+    print_source(convert_vidur(folder, **place, topology=topology, dtype=dtype))

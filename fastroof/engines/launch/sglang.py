@@ -40,7 +40,7 @@ _BENCHMARK: Final = ">=0.5.15"
 _ATTENTION_DP: Final = ">=0.5.22"
 """Versions with ``--attn-dp-size`` for ranks that share experts, not ``--dp-size --enable-dp-attention``."""
 
-_KV_DTYPES: Final = {"bf16": "bf16", "fp8": "fp8_e4m3"}
+_KV_DTYPES: Final = {"fp8": "fp8_e4m3"}
 
 _HEADS: Final = {"eagle3": ">=0.5.9", "dflash": ">=0.5.23", "dspark": ">=0.5.23"}
 """Methods of draft heads and the versions that were read with them."""
@@ -54,6 +54,7 @@ def server(settings: LaunchSettings, release: str) -> Command:
     ranks = settings.dp if shares_experts else 1
     # its heads run on all GPUs of the model
     heads = _HEADS if settings.draft_tp in (0, settings.tp) else {}
+    kv_dtype = _KV_DTYPES.get(settings.kv_dtype, settings.kv_dtype)
     drafts, method = settings.own_drafts(heads, release), settings.draft_method
     # one token after another; the others draft a block at once
     in_steps = drafts if method in ("", "eagle3") else 0
@@ -70,7 +71,7 @@ def server(settings: LaunchSettings, release: str) -> Command:
         ("--chunked-prefill-size", settings.max_num_batched_tokens * ranks),
         ("--max-prefill-tokens", settings.max_num_batched_tokens),
         ("--context-length", settings.max_context),
-        ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else _KV_DTYPES[settings.kv_dtype]),
+        ("--kv-cache-dtype", "auto" if settings.is_own_kv_dtype else kv_dtype),
         *settings.pause_options,
         ("--mem-fraction-static", settings.memory_fraction),
         ("--enable-lora", settings.lora_rank > 0),

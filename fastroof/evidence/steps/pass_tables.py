@@ -37,9 +37,7 @@ NEEDED: Final = (
     "workload_kind", "tp", "pp", "dp", "moe_ep", "batch_size", "total_prefill_tokens",
     "total_kv_read_tokens", "latency_ms",
 )  # fmt: skip
-FURTHER: Final = (
-    "cp", "partition_policy", "kv_seed_regime", "execution_profile", "moe_tp", "moe_quant_mode",
-)  # fmt: skip
+FURTHER: Final = ("cp", "partition_policy", "kv_seed_regime", "execution_profile", "moe_quant_mode")
 _SIZES: Final = ("tp", "pp", "dp", "moe_ep", "batch_size")
 _TOKENS: Final = ("total_prefill_tokens", "total_kv_read_tokens")
 MOST_ROWS: Final = 2**20

@@ -44,7 +44,7 @@ UNSPLIT: Final = "fewer heads or columns than GPUs"
 EMBEDDING: Final = "embedding: a gather, no elementwise kernel"
 
 
-def profile_folder(folder: str | Path, needed: str, dtype: str) -> Path:
+def profile_folder(folder: str | Path, needed: str, dtype: str = "bf16") -> Path:
     """Check a folder of profiles and the dtype under which its float16 rows are stored."""
     root = Path(folder)
     if not root.is_dir():

@@ -83,11 +83,10 @@ def convert_llmservingsim(
     *,
     gpu: str | None = None,
     model: str | None = None,
-    dtype: str = "bf16",
     overwrite: bool = False,
 ) -> Path:
     """Import a folder of LLMServingSim's profiles and write ``<output>/<gpu>/llmservingsim/``."""
-    root = profile_folder(folder, "LLMServingSim's profiles, such as profiler/perf", dtype)
+    root = profile_folder(folder, "LLMServingSim's profiles, such as profiler/perf")
     names = (DENSE, PER_SEQUENCE, ATTENTION, *OTHERS)
     found = {path: _where(path) for name in names for path in sorted(root.rglob(name))}
     spec, hardware = _hardware(root, found, gpu)
@@ -106,13 +105,12 @@ def convert_llmservingsim(
         elif isinstance(known, str):
             profile.leave_out(path, known)
         else:
-            _add(profile, path, where, known, dtype)
+            _add(profile, path, where, known)
     provenance = {
         "url": "https://github.com/casys-kaist/LLMServingSim",
         "licence": "that of the repository; nothing of it is part of fastroof",
         "hardware": hardware,
-        "changes": "sizes from the model's, divided by the tensor-parallel size; rows in float16 filed under "
-        f"{dtype}; sorted",
+        "changes": "sizes from the model's, divided by the tensor-parallel size; sorted",
         "timing": "kernels by the CUDA profiler, launched eagerly; KV writes are part of today's attention",
     }
     return profile.write(None if output is None else Path(output), provenance, overwrite)
@@ -165,7 +163,7 @@ def _sizes(name: str, is_required: bool) -> DenseModel | str:
 # -- files -----------------------------------------------------------------------------------------
 
 
-def _add(profile: Profile, path: Path, where: _Where, model: DenseModel, dtype: str) -> None:
+def _add(profile: Profile, path: Path, where: _Where, model: DenseModel) -> None:
     try:
         shard = split(model, where.tp)
     except ModelError as error:

@@ -347,6 +347,8 @@ def recommend(
     ranking = {name: question.pop(name) for name in RankingOptions.__annotations__ if name in question}
     replay: Replay | None = ranking.get("replay")
     if replay is not None:
+        if not isinstance(replay, Replay):
+            raise SweepError(f"replay must be a Replay, got {shown(replay)}")
         question = _of_replay(replay, question)
     by_name = {load_model(one).name: one for one in models}
     specs = [deployment_question(one, total_gpus=total_gpus, **question) for one in by_name.values()]

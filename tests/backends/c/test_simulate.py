@@ -381,7 +381,7 @@ def test_the_example_prints_the_bits_of_python(program, exported, plans, count):
 
 @pytest.mark.parametrize("budget", [2048, 100])
 @pytest.mark.parametrize("equal", [True, False])
-def test_the_toy_simulator_in_python_has_them_too(plans, budget, equal):
+def test_the_toy_simulator_has_the_bits_of_simulate(plans, budget, equal):
     """Of simulate.c's arrivals, which that holds its own loop to, and of random ones."""
     trace = (
         Trace(np.arange(2_000) * 0.125, np.full(2_000, 1024), np.full(2_000, 128)) if equal else made_trace(3)

@@ -19,10 +19,6 @@ from tests.reference.checkpoints import (
     moe,
 )
 
-# besides the text model, checkpoints hold a layer that predicts a further token, some with an embedding and
-# a head of its own
-# of the experts that return their input, a third of 12 picks
-
 CASES: dict[str, Case] = {
     "glm4_moe": (
         config(
@@ -67,11 +63,14 @@ CASES: dict[str, Case] = {
     ),
 }
 
+# besides the text model, checkpoints hold a layer that predicts a further token, some with an embedding and
+# a head of its own
 PUBLISHED = {
     "glm-4.5": Published("358", "32", kv((92, 8, 256)), f"{INDEX}; active: {CARD}", extra=5.54),
     "glm-4.5-air": Published("110", "12", kv((46, 8, 256)), f"{INDEX}; active: {CARD}", extra=3.62),
     "glm-4.6": Published("357", "32", kv((92, 8, 256)), f"{INDEX}; active: {CARD}", extra=3.98),
     "glm-4.7": Published("358", "32", kv((92, 8, 256)), f"{INDEX}; active: {CARD}", extra=5.54),
     "glm-4.7-flash": Published("31", "3", kv((47, 1, 576)), f"{INDEX}; active: {CARD}", extra=1.28),
+    # of the experts that return their input, a third of 12 picks
     "longcat-flash": Published("560", "27", kv((56, 1, 576)), f"{CARD}; active: on average"),
 }

@@ -23,7 +23,6 @@ from tests.reference.checkpoints import (
 BIASES = [(Q,), (KV,), (KV,)]
 # the last tensor of DENSE is a norm
 MLP_WITHOUT_NORM: Shapes = DENSE[:-1]
-# the name has 30 B with the encoder: 50 layers of 1536, 1.85 B
 
 CASES: dict[str, Case] = {
     "ministral3": (
@@ -100,5 +99,6 @@ PUBLISHED = {
     "seed-oss-36b": Published("36.2", None, kv((64, 8, 256)), INDEX),
     "command-a": Published("111", None, kv((64, 8, 256)), CARD),
     "command-r7b": Published("8.03", None, kv((32, 8, 256)), INDEX),
+    # the name has 30 B with the encoder: 50 layers of 1536, 1.85 B
     "muse-glimmer-30b": Published("30", None, kv((52, 2, 256)), "the model's name", extra=1.85),
 }

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 import fastroof
 from fastroof.cli import app
+from fastroof.errors import SweepError
 from fastroof.sweep import Replay, percentile_search
 
 BEST = ("best", "--model", "llama-3.1-8b", "--gpus", "2", "--ttft", "900", "--tpot", "30")
@@ -83,6 +84,20 @@ def test_the_search_finds_what_simulating_all_finds(monkeypatch: pytest.MonkeyPa
         (("--trace", "example", "--ttft", "inf", "--tpot", "inf"), "a replay needs limits on times"),
         (("--trace", "example", "--kv-tiers", "mine:1GB"), "'mine:1GB' needs a bandwidth"),
         (("--trace", "example", "--accepted", "2"), "draft tokens need --num-draft-tokens"),
+        (("--trace", "example", "--percentile", "200"), "percentile must be"),
+        (
+            (
+                "--trace",
+                "example",
+                "--num-draft-tokens",
+                "2",
+                "--accepted",
+                "2",
+                "--draft",
+                "llama-3.2-1b,pp=2",
+            ),
+            "--draft is MODEL[,tp=1,dtype=bf16]",
+        ),
     ],
 )
 def test_wrong_replays_are_one_line(options: tuple[str, ...], message: str) -> None:
@@ -90,3 +105,14 @@ def test_wrong_replays_are_one_line(options: tuple[str, ...], message: str) -> N
     assert result.exit_code == 2
     assert message in result.stderr
     assert result.stderr.count("error:") == 1
+
+
+def test_a_replay_is_a_replay() -> None:
+    with pytest.raises(SweepError, match="replay must be a Replay, got 'mine'"):
+        fastroof.recommend("llama-3.1-8b", total_gpus=1, replay="mine")  # type: ignore[arg-type]
+
+
+def test_a_model_that_does_not_fit_has_the_gpus_that_hold_it() -> None:
+    words = ["best", "--model", "llama-3.1-405b", "--gpus", "1", "--trace", "example"]
+    result = CliRunner().invoke(app, words)
+    assert "would hold" in result.stdout + result.stderr

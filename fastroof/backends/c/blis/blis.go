@@ -75,16 +75,16 @@ var _ sim.LatencyModel = (*Model)(nil)
 
 // facts is the description of a plan in its file.
 type facts struct {
-	Name, Model, GPU, Dtype, Engine, Kernels, Method, Version string
-	KVDtype                                                   string `json:"kv_dtype"`
-	IDs                                                       string `json:"ids"` // of the model, on Hugging Face
-	MaxTokens                                                 int64  `json:"max_num_batched_tokens"`
-	MaxSeqs                                                   int64  `json:"max_num_seqs"`
-	Tables                                                    string `json:"tables_hash"`
-	Layout                                                    struct{ TP, PP, DP, EP, CP int64 }
-	Memory                                                    map[string]int64
-	Stages                                                    []struct{ Layers int64 }
-	FrontEnd                                                  struct {
+	Name, Model, GPU, Dtype, Engine, Kernels, Lora, Method, Version string
+	KVDtype                                                         string `json:"kv_dtype"`
+	IDs                                                             string `json:"ids"` // of the model, on Hugging Face
+	MaxTokens                                                       int64  `json:"max_num_batched_tokens"`
+	MaxSeqs                                                         int64  `json:"max_num_seqs"`
+	Tables                                                          string `json:"tables_hash"`
+	Layout                                                          struct{ TP, PP, DP, EP, CP int64 }
+	Memory                                                          map[string]int64
+	Stages                                                          []struct{ Layers int64 }
+	FrontEnd                                                        struct {
 		Request int64 `json:"request_ns"`
 		Server  int64 `json:"server_ns"`
 		Token   int64 `json:"token_ns"`
@@ -227,8 +227,8 @@ func (m *Model) refuse(of served) error {
 	if of.seqs > f.MaxSeqs {
 		differs("max_num_seqs", of.seqs, f.MaxSeqs)
 	}
-	if of.adapters {
-		differs("LoRA adapters", "any", "none")
+	if has := f.Lora != ""; of.adapters != has {
+		differs("LoRA adapters", of.adapters, has)
 	}
 	if differences == nil {
 		return nil

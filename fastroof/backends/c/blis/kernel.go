@@ -43,7 +43,7 @@ func NewKernel(path string, in latencykernel.Inputs) (*Kernel, error) {
 	of := served{model: in.Scenario.Model, gpu: in.Chip.Name, layers: int64(in.Model.Stack.Layers()),
 		tp: floor(layout.TP), pp: floor(layout.PP), dp: floor(layout.DP), ep: int64(layout.ExpertParallelWidth()),
 		cp: floor(layout.PCP), weightBytes: in.Model.Global.WeightDType.Bytes(),
-		tokens: int64(engine.MaxNumBatchedTokens), seqs: int64(engine.MaxNumSeqs)}
+		tokens: int64(engine.MaxNumBatchedTokens), seqs: int64(engine.MaxNumSeqs), adapters: m.facts.Lora != ""}
 	if engine.Quantization != "" { // unknown for awq, compressed-tensors
 		of.weightBytes = weightBytes[strings.ToLower(engine.Quantization)]
 	}

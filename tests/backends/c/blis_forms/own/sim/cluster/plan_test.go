@@ -38,7 +38,7 @@ func TestAnotherDeploymentIsRefused(t *testing.T) {
 		"dtype bf16 (BLIS: 1 bytes a weight)":      func(c *sim.SimConfig) { c.ModelConfig.WeightBytesPerParam = 1 },
 		"max_num_batched_tokens 8192 (BLIS: 8193)": func(c *sim.SimConfig) { c.MaxNumBatchedTokens = 8193 },
 		"max_num_seqs 1024 (BLIS: 1025)":           func(c *sim.SimConfig) { c.MaxNumSeqs = 1025 },
-		"LoRA adapters none (BLIS: any)":           func(c *sim.SimConfig) { c.Adapters = []string{"one"} },
+		"LoRA adapters false (BLIS: true)":         func(c *sim.SimConfig) { c.Adapters = []string{"one"} },
 	} {
 		func() {
 			cfg := config()
